@@ -98,9 +98,7 @@ def encode_json(trace: Trace) -> bytes:
         )
         for f in trace.frames
     ]  # fmt: skip
-    wire = _WireTrace(
-        FORMAT, TRACE_VERSION, trace.header, trace.complete, blocks.values, requests.values, rows.values, queues.values, maps.values, frames
-    )
+    wire = _WireTrace(FORMAT, TRACE_VERSION, trace.header, trace.complete, blocks.values, requests.values, rows.values, queues.values, maps.values, frames)
     return msgspec.json.encode(wire)
 
 

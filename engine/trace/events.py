@@ -8,13 +8,13 @@ Imports neither torch nor Streamlit. Token ids are ints, never texts: `TraceHead
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
 import msgspec
 
-Fact: TypeAlias = int | float | str | bool | None | list[int] | list[str]
+Fact: TypeAlias = int | float | str | bool | Sequence[int | str] | None
 
 
 class CauseKind(str, Enum):

@@ -74,8 +74,6 @@ class Recorder:
 
     def _append(self, event: Event) -> Frame:
         state = self._capture(event)
-        frame = Frame(
-            seq=len(self.trace.frames), step=self.step, op=self._op, op_index=self._op_index, event=cast(AnyEvent, event), **state._asdict()
-        )
+        frame = Frame(seq=len(self.trace.frames), step=self.step, op=self._op, op_index=self._op_index, event=cast(AnyEvent, event), **state._asdict())
         self.trace.frames.append(frame)
         return frame

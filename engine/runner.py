@@ -1,0 +1,101 @@
+"""Chooses what executes the model's part of a step, and describes the choice for the trace's header.
+
+Choosing is cheap and loads no torch; `make` does. That is why a screen can show the first frames of a run while the weights still load.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.bookkeeping import BookkeepingRunner
+from engine.errors import EngineError, InvalidInput
+from engine.trace.events import Emit
+
+if TYPE_CHECKING:
+    from engine.session import InterpretedLayers, Runner, SessionConfig
+
+BACKENDS = ("triton", "interpret", "torch")
+"""Kernel backends by name, as `kernels.choose_backend` knows them."""
+
+
+class RunnerChoice:
+    """One model, one backend, not loaded yet.
+
+    `model` and `backend` are plain data for the header; `make` completes them with what is only known once the weights are there.
+    Raises InvalidInput for an unknown model or backend.
+    """
+
+    def __init__(self, config: SessionConfig, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> None:
+        from engine.session import NO_MODEL
+
+        if backend is not None and backend not in BACKENDS:
+            raise InvalidInput(f"there is no backend “{backend}”: choose one of {', '.join(BACKENDS)}, or none for this machine's default")
+        self._config = config
+        self._requested = backend
+        self._interpreted_layers = interpreted_layers
+        self._bookkeeping = model_name == NO_MODEL
+        self.model: dict[str, Any] = {"name": model_name}
+        self.backend: dict[str, Any] = {"requested": backend}
+        self.versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+        self.vocab_size: int | None = None
+        if self._bookkeeping:
+            self.backend.update(name="none", reason="bookkeeping only: no model runs")
+            return
+        from engine.models import load_tokenizer
+
+        self.vocab_size = load_tokenizer(model_name).vocab_size
+        for package in ("torch", "transformers", "triton"):
+            try:
+                self.versions[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+
+    def check_token_ids(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidInput when a token id is outside the model's vocabulary."""
+        if self.vocab_size is None:
+            return
+        for position, token_id in enumerate(token_ids):
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidInput(
+                    f"request {request_id}: token {position} of the prompt is {token_id}, but the vocabulary of {self.model['name']} goes from 0 to "
+                    f"{self.vocab_size - 1}"
+                )
+
+    def make(self, emit: Emit) -> Runner:
+        """Load the model (once per process) and build its runner. Mutates `model` and `backend`: the facts known only now are added.
+
+        Raises EngineError when the model cannot hold what the settings allow, PagewalkError of `engine.models` when it cannot be loaded.
+        """
+        if self._bookkeeping:
+            return BookkeepingRunner(self._config.block_size, emit)
+        from engine.models import load_model
+        from engine.worker.kernel_settings import choose_kernel_settings
+        from engine.worker.model_runner import ModelRunner
+
+        loaded = load_model(self.model["name"])
+        self.model.update(fingerprint=loaded.fingerprint, **loaded.shape)
+        settings = choose_kernel_settings(self._requested, self._interpreted_layers, num_layers=loaded.shape["num_layers"])
+        self.backend.update(name=settings.backend.name, reason=settings.backend.reason, interpreted_layers=list(settings.interpreted_layers))
+        config = self._config
+        capacity = (config.num_blocks - 1) * config.block_size
+        max_model_len = config.max_model_len or min(capacity, loaded.max_model_len)
+        if config.max_model_len is not None and config.max_model_len > loaded.max_model_len:
+            raise EngineError(f"max_model_len is {config.max_model_len}, but {loaded.name} has {loaded.max_model_len} positions; give a smaller one")
+        return ModelRunner(
+            loaded.model,
+            num_blocks=config.num_blocks,
+            block_sizes=(config.block_size,),
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            kernel_settings=settings,
+            emit=emit,
+        )
+
+
+def choose_runner(config: SessionConfig, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> RunnerChoice:
+    """The runner for these settings, not loaded yet. Raises InvalidInput for an unknown model or backend."""
+    return RunnerChoice(config, model_name, backend, interpreted_layers)

@@ -1,0 +1,372 @@
+"""A session: requests and settings in, a trace out.
+
+It turns the crank of the engine loop (arrivals, schedule, execute_model, update_from_output) one operation at a time, so that a screen can show the
+first frames while the model still loads. It is deterministic: the same inputs give the same trace, byte for byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+from engine.capture import StateCapture, WorkerView
+from engine.core.block_hash import BlockHasher
+from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from engine.core.output import ModelRunnerOutput, SamplingParams, SchedulerOutput
+from engine.core.request import Request, RequestStatus
+from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.errors import EngineError, InvalidInput, PagewalkError
+from engine.trace.events import (
+    BlocksAllocated,
+    BlocksFreed,
+    Cause,
+    CauseKind,
+    Event,
+    KVWritten,
+    PrefixCacheReset,
+    RequestAdded,
+    TokenSampled,
+    TraceStarted,
+)
+from engine.trace.frame import Frame, Trace, TraceHeader
+from engine.trace.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+NO_MODEL = "none"
+"""Model name of a bookkeeping-only run: nothing is computed, so every output token must be forced."""
+
+InterpretedLayers: TypeAlias = tuple[int, ...] | Literal["all"] | None
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """A request and when it arrives: before engine step `arrival_step` (counted from 1) is scheduled."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    arrival_step: int = 1
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """Something done to the engine before step `at_step`: abort a request, or reset the prefix cache (R1.14)."""
+
+    at_step: int
+    kind: Literal["abort", "reset_prefix_cache"]
+    request_id: str | None = None
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """The engine's settings, with vLLM's names. Sizes in blocks and tokens.
+
+    `free_queue_order`: the pool is prepared so that these ids are popped first, in this order (rule S24). `max_model_len` None: what the pool can hold.
+    """
+
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool = True
+    hash_algo: str = "sha256_cbor"
+    hash_seed: str = "0"
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 64
+    max_model_len: int | None = None
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    policy: str = "fcfs"
+    free_queue_order: tuple[int, ...] = ()
+    seed: int = 0
+    max_frames: int = 20_000
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for a size below 1, a pool without a usable block, or an impossible free queue order."""
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_frames"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} is {getattr(self, name)}, but it must be at least 1")
+        if self.num_blocks < 2:
+            raise InvalidInput(f"num_blocks is {self.num_blocks}, but block 0 is the null block, so a pool needs at least 2")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise InvalidInput(f"max_model_len is {self.max_model_len}, but it must be at least 1")
+        order = self.free_queue_order
+        if len(set(order)) != len(order) or any(not 1 <= b < self.num_blocks for b in order):
+            raise InvalidInput(f"free_queue_order is {list(order)}, but it must name each block at most once, with ids from 1 to {self.num_blocks - 1}")
+
+
+class Runner(WorkerView, Protocol):
+    """What executes a step: `engine.worker.model_runner.ModelRunner`, or `engine.bookkeeping.BookkeepingRunner`."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
+
+
+class Session:
+    """One run. Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
+
+    `vocabulary` gives the text of a token id. `backend` and `interpreted_layers` choose the kernels (None: the default of this machine).
+    `scenario` is plain data that travels in the trace's header. Raises InvalidInput for a request that the engine could never serve, and for forced
+    outputs that are missing in a bookkeeping-only run.
+    """
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        requests: tuple[RequestSpec, ...],
+        actions: tuple[ActionSpec, ...] = (),
+        *,
+        vocabulary: Callable[[int], str],
+        model_name: str = NO_MODEL,
+        backend: str | None = None,
+        interpreted_layers: InterpretedLayers = None,
+        scenario: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.error: PagewalkError | None = None
+        self._inputs: dict[str, Any] = {
+            "requests": requests, "actions": actions, "vocabulary": vocabulary, "model_name": model_name,
+            "backend": backend, "interpreted_layers": interpreted_layers, "scenario": scenario,
+        }  # fmt: skip
+        self._requests: dict[str, Request] = {}
+        self._pins: dict[int, tuple[str, ...]] = {}
+        self._vocabulary = vocabulary
+        self._lock = threading.RLock()
+        self._finished = False
+        from engine.runner import choose_runner  # the one place that may load torch, and only when it has to
+
+        self._runner_choice = choose_runner(config, model_name, backend, interpreted_layers)
+        header = TraceHeader(
+            scenario=dict(scenario or {}), config=asdict(config), model=self._runner_choice.model, backend=self._runner_choice.backend,
+            versions=self._runner_choice.versions, seed=config.seed, vocabulary={},
+        )  # fmt: skip
+        self.trace = Trace(header, [])
+        self._scheduler = self._make_scheduler()
+        self._capture = StateCapture(self._scheduler, config.block_size, self._requests, self._pins)
+        self._recorder = Recorder(self.trace, self._capture, max_frames=config.max_frames)
+        self._check(requests, model_name)
+        self._ops = self._operations()
+
+    # ------------------------------------------------------------------ turning the crank
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run came to its own end."""
+        return self.trace.complete
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be recorded: complete, failed or full."""
+        return self._finished
+
+    def advance(self) -> bool:
+        """Record one more portion: everything up to the next execution of the model. False when there was nothing left to do.
+
+        The first portion needs no model and is ready at once. An engine error becomes the last frame and `error`; it is not raised.
+        """
+        with self._lock:
+            if self._finished:
+                return False
+            try:
+                next(self._ops)
+            except StopIteration:
+                self._finished = True
+                self.trace.complete = True
+            except PagewalkError as error:
+                self._fail(error)
+            except Exception as error:
+                logger.exception("the engine stopped")
+                self._fail(EngineError(f"the engine stopped with an internal error ({type(error).__name__}: {error}); this is a bug in Pagewalk"))
+            if self._recorder.is_full:
+                self._finished = True
+            return True
+
+    def run_to_end(self) -> Trace:
+        """Record all there is and return the trace."""
+        while self.advance():
+            pass
+        return self.trace
+
+    def run_until(self, predicate: Callable[[Frame], bool]) -> Frame | None:
+        """The first frame that fulfils `predicate`, recording only as far as needed; None when the run ends before."""
+        seen = 0
+        while True:
+            for frame in self.trace.frames[seen:]:
+                if predicate(frame):
+                    return frame
+            seen = len(self.trace.frames)
+            if not self.advance():
+                return None
+
+    def branch(self, seq: int, **changes: Any) -> Session:
+        """A fresh session with the same inputs, run until frame `seq` exists. `changes` replace inputs (`requests`, `actions`, ...) or settings
+        of `config` by name. Without changes its frames equal this session's."""
+        settings = {k: v for k, v in changes.items() if k in SessionConfig.__dataclass_fields__}
+        inputs = {**self._inputs, **{k: v for k, v in changes.items() if k not in settings}}
+        other = Session(replace(self.config, **settings), **inputs)
+        other.run_until(lambda frame: frame.seq >= seq)
+        return other
+
+    # ------------------------------------------------------------------ the engine loop
+
+    def _operations(self) -> Iterator[None]:
+        """The run as a generator that pauses before each execution of the model."""
+        recorder, scheduler = self._recorder, self._scheduler
+        config = self.config
+        self._emit(TraceStarted(cause=Cause(CauseKind.SCENARIO), num_blocks=config.num_blocks, block_size=config.block_size))
+        if config.free_queue_order:
+            self._prepare()
+        pending = sorted(self._inputs["requests"], key=lambda r: r.arrival_step)
+        actions = sorted(self._inputs["actions"], key=lambda a: a.at_step)
+        runner: Runner | None = None
+        while True:
+            if not (scheduler.running or scheduler.waiting) and (pending or actions):
+                recorder.step = max(recorder.step, min(x for x in _steps(pending, actions)) - 1)  # nothing runs: go on to what comes next
+            while pending and pending[0].arrival_step <= recorder.step + 1:
+                self._arrive(pending.pop(0))
+            while actions and actions[0].at_step <= recorder.step + 1:
+                self._act(actions.pop(0))
+            if not (scheduler.running or scheduler.waiting):
+                if pending or actions:
+                    continue
+                return
+            recorder.begin_step()
+            recorder.begin_op("schedule")
+            output = scheduler.schedule()
+            if not output.num_scheduled_tokens and not output.preempted_req_ids and not (pending or actions):
+                raise EngineError(self._stuck())
+            yield
+            if self._recorder.is_full:
+                return
+            recorder.begin_op("execute_model")
+            if runner is None:
+                runner = self._runner_choice.make(self._emit)
+                self._capture.worker = runner
+            result = runner.execute_model(output)
+            recorder.begin_op("update_from_output")
+            scheduler.update_from_output(output, result)
+
+    def _prepare(self) -> None:
+        """Rule S24: blocks freed without a hash are prepended as a unit, so freeing them in the wanted order makes them be popped in that order."""
+        self._recorder.begin_op("prepare")
+        pool = self._scheduler.kv_cache_manager.block_pool
+        first = self.config.free_queue_order
+        order = [*first, *(b for b in range(1, self.config.num_blocks) if b not in first)]
+        blocks = pool.get_new_blocks(len(order))
+        self._pins.update({b.block_id: ("scenario",) for b in blocks})
+        cause = Cause(CauseKind.PREPARED)
+        self._emit(BlocksAllocated(cause=cause, block_ids=[b.block_id for b in blocks]))
+        self._pins.clear()
+        freed = pool.free_blocks([pool.blocks[b] for b in order])
+        self._emit(
+            BlocksFreed(
+                cause=cause, block_ids=order, prepended=list(freed.prepended), appended=list(freed.appended), still_referenced=list(freed.still_referenced)
+            )
+        )
+
+    def _arrive(self, spec: RequestSpec) -> None:
+        self._recorder.begin_op(f"add_request {spec.request_id}")
+        request = self._make_request(spec)
+        self._requests[spec.request_id] = request
+        self._scheduler.add_request(request)
+
+    def _act(self, action: ActionSpec) -> None:
+        if action.kind == "reset_prefix_cache":
+            self._recorder.begin_op("reset_prefix_cache")
+            ok = self._scheduler.reset_prefix_cache()
+            self._emit(PrefixCacheReset(cause=Cause(CauseKind.SCENARIO, {"what": "reset"}), ok=ok))
+        elif action.request_id is not None:
+            self._recorder.begin_op(f"abort {action.request_id}")
+            self._scheduler.finish_requests(action.request_id, RequestStatus.FINISHED_ABORTED)
+
+    def _stuck(self) -> str:
+        scheduler = self._scheduler
+        request = (list(scheduler.waiting) or list(scheduler.running))[0]
+        needed = -(-request.num_tokens // self.config.block_size)
+        return (
+            f"no request can go on: {request.request_id} needs {needed} blocks for its {request.num_tokens} tokens and the pool has "
+            f"{self.config.num_blocks - 1} besides the null block; give the scenario a larger num_blocks"
+        )
+
+    # ------------------------------------------------------------------ plumbing
+
+    def _emit(self, event: Event) -> None:
+        self._learn(event)
+        self._recorder.emit(event)
+
+    def _learn(self, event: Event) -> None:
+        """Token texts travel in the header: add those that this event is the first to show."""
+        ids: list[int] = []
+        if isinstance(event, RequestAdded) and event.request_id is not None:
+            ids = list(self._requests[event.request_id].all_token_ids)
+        elif isinstance(event, TokenSampled):
+            ids = [event.token_id]
+            said = event.cause.facts.get("model_token_id")
+            if isinstance(said, int):
+                ids.append(said)
+        elif isinstance(event, KVWritten):
+            ids = event.token_ids
+        vocabulary = self.trace.header.vocabulary
+        for token_id in ids:
+            if token_id not in vocabulary:
+                vocabulary[token_id] = self._vocabulary(token_id)
+
+    def _fail(self, error: PagewalkError) -> None:
+        self.error = error
+        self._finished = True
+        self._recorder.fail(str(error))
+
+    def _make_request(self, spec: RequestSpec) -> Request:
+        return Request(
+            request_id=spec.request_id,
+            prompt_token_ids=list(spec.prompt_token_ids),
+            sampling_params=spec.sampling_params,
+            arrival_time=float(len(self._requests)),
+            priority=spec.priority,
+            cache_salt=spec.cache_salt,
+            block_hasher=self._hasher if self.config.enable_prefix_caching else None,
+        )
+
+    def _make_scheduler(self) -> Scheduler:
+        config = self.config
+        spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_size=1)
+        self._hasher = BlockHasher(config.hash_algo, hash_block_size=config.block_size, seed=config.hash_seed)
+        capacity = (config.num_blocks - 1) * config.block_size
+        scheduler_config = SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len or capacity,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+            watermark=config.watermark,
+            policy=config.policy,
+        )
+        return Scheduler(
+            scheduler_config,
+            KVCacheConfig(num_blocks=config.num_blocks, kv_cache_groups=[KVCacheGroupSpec(layer_names=["layers"], kv_cache_spec=spec)]),
+            enable_caching=config.enable_prefix_caching,
+            block_hasher=self._hasher,
+            emit=self._emit,
+        )
+
+    def _check(self, requests: tuple[RequestSpec, ...], model_name: str) -> None:
+        if not requests:
+            raise InvalidInput("there are no requests: give the scenario at least one")
+        seen: set[str] = set()
+        for spec in requests:
+            if spec.request_id in seen:
+                raise InvalidInput(f"request id {spec.request_id} is used twice: give each request its own id")
+            seen.add(spec.request_id)
+            self._scheduler.check_request(self._make_request(spec))
+            self._runner_choice.check_token_ids(spec.request_id, spec.prompt_token_ids)
+            if model_name == NO_MODEL and len(spec.sampling_params.forced_token_ids) < spec.sampling_params.max_tokens:
+                raise InvalidInput(f"request {spec.request_id} has outputs that nothing decides: without a model, force all {spec.sampling_params.max_tokens}")
+
+
+def _steps(pending: list[RequestSpec], actions: list[ActionSpec]) -> Iterator[int]:
+    yield from (r.arrival_step for r in pending)
+    yield from (a.at_step for a in actions)
