@@ -1,0 +1,187 @@
+"""The one dispatch point: four operations, checked here, executed by whichever backend the caller names."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from kernels.backend import BACKENDS, Backend, UnknownBackend
+
+if TYPE_CHECKING:  # torch and triton load when an operation first runs, so that `import kernels` stays instant
+    from torch import Tensor
+
+PAD_SLOT_ID = -1
+
+
+def compute_slot_mapping(
+    query_start_loc: Tensor,
+    positions: Tensor,
+    block_table: Tensor,
+    slot_mapping: Tensor,
+    *,
+    block_size: int,
+    kernel_block_size: int | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_interleave: int = 1,
+    backend: Backend | str,
+) -> None:
+    """Fill `slot_mapping` with the physical slot of every scheduled token; only `slot_mapping` changes.
+
+    query_start_loc: int32 [num_reqs + 1], the tokens of request r are query_start_loc[r] .. query_start_loc[r+1] - 1 of the batch;
+    positions: int64 [>= num_tokens], position of each token within its request; block_table: int32 [>= num_reqs, width], physical blocks;
+    slot_mapping: int64 [max_num_tokens], indexed by position in the batch; everything from num_tokens on becomes PAD_SLOT_ID (-1).
+    `kernel_block_size` divides `block_size` when the kernels' blocks are smaller than the manager's. With context parallelism, tokens that
+    belong to another rank than `cp_rank` get -1. Raises ValueError for shapes, dtypes or sizes that do not fit together.
+    Source: R8.4, R8.5. vLLM: BlockTable.compute_slot_mapping; here: a function over tensors, the same arithmetic.
+    """
+    import torch
+
+    if kernel_block_size is None:
+        kernel_block_size = block_size
+    if block_size < 1 or kernel_block_size < 1 or block_size % kernel_block_size:
+        raise ValueError(f"block_size {block_size} is not a positive multiple of kernel_block_size {kernel_block_size}.")
+    if cp_world_size < 1 or cp_interleave < 1 or block_size % cp_interleave or not 0 <= cp_rank < cp_world_size:
+        raise ValueError(
+            f"Context parallel rank {cp_rank} of {cp_world_size} with interleave {cp_interleave} does not fit block_size {block_size}:"
+            " the rank must be below the world size and the interleave must divide the block size."
+        )
+    _expect("query_start_loc", query_start_loc, torch.int32, 1)
+    _expect("positions", positions, torch.int64, 1)
+    _expect("block_table", block_table, torch.int32, 2)
+    _expect("slot_mapping", slot_mapping, torch.int64, 1)
+    if query_start_loc.shape[0] - 1 > block_table.shape[0]:
+        raise ValueError(f"query_start_loc names {query_start_loc.shape[0] - 1} requests, but block_table has only {block_table.shape[0]} rows.")
+    _implementation(backend).compute_slot_mapping(
+        query_start_loc,
+        positions,
+        block_table,
+        slot_mapping,
+        block_size=block_size,
+        kernel_block_size=kernel_block_size,
+        cp_world_size=cp_world_size,
+        cp_rank=cp_rank,
+        cp_interleave=cp_interleave,
+    )
+
+
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *, backend: Backend | str
+) -> None:
+    """Write each token's key and value into its slot; only the caches change.
+
+    key, value: [>= num_slots, num_kv_heads, head_dim]; caches: [num_blocks, block_size, num_kv_heads, head_dim], slot s is row s % block_size
+    of block s // block_size; slot_mapping: int64 [num_slots], negative slots are skipped. No slot may appear twice.
+    Raises ValueError for shapes or dtypes that do not fit. Source: R8.6; vLLM: reshape_and_cache_flash; here: no quantised caches.
+    """
+    import torch
+
+    _expect("slot_mapping", slot_mapping, torch.int64, 1)
+    _expect_caches(key_cache, value_cache)
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.shape[1:] != key_cache.shape[2:] or tensor.shape[0] < slot_mapping.shape[0]:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, but {slot_mapping.shape[0]} tokens of {tuple(key_cache.shape[2:])} are to be written."
+            )
+    if slot_mapping.shape[0] == 0:
+        return
+    _implementation(backend).reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    out: Tensor | None = None,
+    backend: Backend | str,
+) -> Tensor:
+    """Causal attention of a ragged batch (prefill chunks and decodes together) over the paged cache, in one launch. Returns `out`.
+
+    query: [num_tokens, num_q_heads, head_dim], float32, float16 or bfloat16; caches: [num_blocks, block_size, num_kv_heads, head_dim];
+    block_table: int32 [>= num_reqs, width]; query_start_loc: int32 [num_reqs + 1]; seq_lens: int32 [num_reqs], tokens in the cache
+    including this step's. The queries of request r are the LAST query_len positions of its seq_lens[r] tokens. Query head h reads KV head
+    h // (num_q_heads // num_kv_heads). With `sliding_window` W the query at position p sees keys p-W+1 .. p. Products and sums are taken in
+    float32. Rows of `out` past the last query are left as they were (zeros when `out` is not given); only `out` changes.
+    Raises ValueError for shapes or dtypes that do not fit. Source: the PagedAttention paper, section 4.1, and online softmax;
+    vLLM: unified_attention; here: no ALiBi, soft cap, sinks, cascade or quantised caches.
+    """
+    import torch
+
+    _expect("block_table", block_table, torch.int32, 2)
+    _expect("query_start_loc", query_start_loc, torch.int32, 1)
+    _expect("seq_lens", seq_lens, torch.int32, 1)
+    _expect_caches(key_cache, value_cache)
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    if query.dim() != 3 or query.shape[2] != head_dim or query.shape[1] % num_kv_heads:
+        raise ValueError(
+            f"query has shape {tuple(query.shape)}; it must be [num_tokens, a multiple of {num_kv_heads} heads, {head_dim}] to fit the cache."
+        )
+    num_reqs = seq_lens.shape[0]
+    if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
+        raise ValueError(
+            f"seq_lens names {num_reqs} requests, but query_start_loc has {query_start_loc.shape[0]} entries and block_table"
+            f" {block_table.shape[0]} rows; {num_reqs + 1} entries and at least {num_reqs} rows are needed."
+        )
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window is {sliding_window}; it must be at least 1, or None for full attention.")
+    if out is None:
+        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    elif out.shape != query.shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, but query has {tuple(query.shape)}.")
+    if num_reqs == 0 or query.shape[0] == 0:
+        return out
+    _implementation(backend).paged_attention(
+        query, key_cache, value_cache, block_table, query_start_loc, seq_lens, scale=scale, sliding_window=sliding_window, out=out
+    )
+    return out
+
+
+def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor, *, backend: Backend | str) -> None:
+    """Copy physical blocks within every layer's caches; only the destinations change.
+
+    Caches: one [num_blocks, ...] tensor per layer; block_pairs: int64 [n, 2], rows (source, destination). All sources are read before any
+    destination is written, so chains (1 -> 2, 2 -> 3) and swaps copy the old contents. No destination may appear twice.
+    Raises ValueError for a wrong shape or dtype. Source: R6.7; vLLM: copy_blocks; here: hazards between pairs are allowed, as in V1's worker.
+    """
+    import torch
+
+    _expect("block_pairs", block_pairs, torch.int64, 2)
+    if block_pairs.shape[1] != 2 or len(key_caches) != len(value_caches):
+        raise ValueError(
+            f"block_pairs has shape {tuple(block_pairs.shape)} and there are {len(key_caches)} key and {len(value_caches)} value caches;"
+            " [n, 2] and equally many are needed."
+        )
+    if block_pairs.shape[0] == 0 or not key_caches:
+        return
+    _implementation(backend).copy_blocks(key_caches, value_caches, block_pairs)
+
+
+def _implementation(backend: Backend | str) -> ModuleType:
+    name = backend.name if isinstance(backend, Backend) else backend
+    if name == "torch":
+        return importlib.import_module("kernels.reference")
+    if name == "triton":
+        return importlib.import_module("kernels.compiled")
+    if name == "interpret":
+        return importlib.import_module("kernels.interpreted")
+    raise UnknownBackend(f"There is no backend {name!r}; choose one of {', '.join(BACKENDS)}.")
+
+
+def _expect(name: str, tensor: Tensor, dtype: object, dimensions: int) -> None:
+    if tensor.dtype != dtype or tensor.dim() != dimensions:
+        raise ValueError(f"{name} is {tensor.dtype} with {tensor.dim()} dimensions; it must be {dtype} with {dimensions}.")
+
+
+def _expect_caches(key_cache: Tensor, value_cache: Tensor) -> None:
+    if key_cache.dim() != 4 or key_cache.shape != value_cache.shape or key_cache.dtype != value_cache.dtype:
+        raise ValueError(
+            f"The caches have shapes {tuple(key_cache.shape)} and {tuple(value_cache.shape)} and dtypes {key_cache.dtype} and"
+            f" {value_cache.dtype}; both must be the same [num_blocks, block_size, num_kv_heads, head_dim]."
+        )

@@ -1,0 +1,104 @@
+"""The plain torch reference: it defines what each operation means, and it is the default on a CPU.
+
+A request's result never depends on the other requests of the batch: attention is computed request by request.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PAD_SLOT_ID = -1
+
+
+def compute_slot_mapping(
+    query_start_loc: Tensor,
+    positions: Tensor,
+    block_table: Tensor,
+    slot_mapping: Tensor,
+    *,
+    block_size: int,
+    kernel_block_size: int,
+    cp_world_size: int,
+    cp_rank: int,
+    cp_interleave: int,
+) -> None:
+    """Slot of every token of the batch (R8.4), -1 for tokens of other ranks and for the padding (R8.5)."""
+    num_tokens = int(query_start_loc[-1]) if query_start_loc.numel() else 0
+    slot_mapping[num_tokens:] = PAD_SLOT_ID
+    if num_tokens == 0:
+        return
+    request = torch.repeat_interleave(query_start_loc.diff().long())
+    position = positions[:num_tokens]
+    virtual_block_size = block_size * cp_world_size
+    offset = position % virtual_block_size
+    local_offset = offset // (cp_world_size * cp_interleave) * cp_interleave + offset % cp_interleave
+    column = position // virtual_block_size * (block_size // kernel_block_size) + local_offset // kernel_block_size
+    is_local = offset // cp_interleave % cp_world_size == cp_rank
+    # A token of another rank may lie past the end of this rank's row, so its column is not looked up.
+    block = block_table[request, torch.where(is_local, column, 0)].long()
+    slot = block * kernel_block_size + local_offset % kernel_block_size
+    slot_mapping[:num_tokens] = torch.where(is_local, slot, PAD_SLOT_ID)
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write row t of key and value to slot `slot_mapping[t]`; -1 writes nothing."""
+    block_size = key_cache.shape[1]
+    token = torch.nonzero(slot_mapping >= 0).squeeze(1)
+    slot = slot_mapping[token]
+    block, offset = slot // block_size, slot % block_size
+    key_cache[block, offset] = key[token].to(key_cache.dtype)
+    value_cache[block, offset] = value[token].to(value_cache.dtype)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    out: Tensor,
+) -> None:
+    """Causal softmax(q k^T * scale) v per request, over exactly the slots that its queries may see."""
+    block_size, num_kv_heads, head_dim = key_cache.shape[1:]
+    num_q_heads = query.shape[1]
+    group = num_q_heads // num_kv_heads
+    compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    starts = query_start_loc.tolist()
+    for request, seq_len in enumerate(seq_lens.tolist()):
+        start, end = starts[request], starts[request + 1]
+        query_len = end - start
+        if query_len == 0:
+            continue
+        first_query = seq_len - query_len
+        first_key = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
+        first_block, last_block = first_key // block_size, (seq_len - 1) // block_size
+        blocks = block_table[request, first_block : last_block + 1].long()
+        visible = slice(first_key - first_block * block_size, seq_len - first_block * block_size)
+        keys = key_cache[blocks].flatten(0, 1)[visible].to(compute_dtype)
+        values = value_cache[blocks].flatten(0, 1)[visible].to(compute_dtype)
+        # Query heads g*group .. g*group+group-1 share KV head g: fold them into the rows of one matrix per KV head.
+        rows = query[start:end].to(compute_dtype).view(query_len, num_kv_heads, group, head_dim)
+        rows = rows.permute(1, 2, 0, 3).reshape(num_kv_heads, group * query_len, head_dim)
+        scores = torch.matmul(rows * scale, keys.permute(1, 2, 0)).view(num_kv_heads, group, query_len, seq_len - first_key)
+        if query_len > 1:
+            query_position = torch.arange(first_query, seq_len, device=query.device).unsqueeze(1)
+            key_position = torch.arange(first_key, seq_len, device=query.device).unsqueeze(0)
+            hidden = key_position > query_position
+            if sliding_window is not None:
+                hidden |= key_position <= query_position - sliding_window
+            scores = scores.masked_fill(hidden, float("-inf"))
+        weights = torch.softmax(scores, dim=-1).view(num_kv_heads, group * query_len, seq_len - first_key)
+        result = torch.matmul(weights, values.transpose(0, 1)).view(num_kv_heads, group, query_len, head_dim)
+        out[start:end] = result.permute(2, 0, 1, 3).reshape(query_len, num_q_heads, head_dim).to(out.dtype)
+
+
+def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor) -> None:
+    """Copy whole pages source -> destination in every layer. Indexing on the right copies first, so all sources are read before a write (R6.7)."""
+    source, destination = block_pairs[:, 0], block_pairs[:, 1]
+    for cache in (*key_caches, *value_caches):
+        cache[destination] = cache[source]
