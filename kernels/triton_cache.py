@@ -1,0 +1,128 @@
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
+"""Triton kernels that move keys and values: slot mapping, KV write, page copy.
+
+One source for the GPU and for the interpreter. Interpreted, a program costs about 5 ms and its data nearly nothing, so the leading axis of
+every tile is as wide as the whole batch there and one or a few items wide on a GPU.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def slot_mapping_kernel(
+    query_start_loc_ptr,  # int32 [num_reqs + 1]
+    positions_ptr,  # int64 [num_tokens]
+    block_table_ptr,  # int32 [num_reqs, width]
+    slot_mapping_ptr,  # int64 [max_num_tokens]
+    num_reqs,
+    max_num_tokens,
+    block_table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    KERNEL_BLOCK_SIZE: tl.constexpr,
+    CP_WORLD_SIZE: tl.constexpr,
+    CP_RANK: tl.constexpr,
+    CP_INTERLEAVE: tl.constexpr,
+    PAD_SLOT_ID: tl.constexpr,
+    LANES: tl.constexpr,  # requests per program
+    TILE: tl.constexpr,  # tokens per iteration
+):
+    """Programs 0 .. n-2 map the tokens of LANES requests each; the last program pads the tail (R8.5)."""
+    program = tl.program_id(0)
+    tile_offsets = tl.arange(0, TILE)
+    if program == tl.num_programs(0) - 1:
+        num_tokens = tl.load(query_start_loc_ptr + num_reqs)
+        for start in range(num_tokens, max_num_tokens, TILE):
+            index = start + tile_offsets
+            padding = tl.full([TILE], PAD_SLOT_ID, tl.int64)
+            tl.store(slot_mapping_ptr + index, padding, mask=index < max_num_tokens)
+    else:
+        request = program * LANES + tl.arange(0, LANES)
+        is_request = request < num_reqs
+        first_token = tl.load(query_start_loc_ptr + request, mask=is_request, other=0)
+        end_token = tl.load(query_start_loc_ptr + request + 1, mask=is_request, other=0)
+        row_ptr = block_table_ptr + request.to(tl.int64) * block_table_stride
+        longest = tl.max(end_token - first_token, axis=0)
+        for start in range(0, longest, TILE):
+            token = first_token[:, None] + start + tile_offsets[None, :]
+            is_token = token < end_token[:, None]
+            position = tl.load(positions_ptr + token, mask=is_token, other=0)
+            virtual_block_size = BLOCK_SIZE * CP_WORLD_SIZE
+            offset = position % virtual_block_size
+            is_local = (offset // CP_INTERLEAVE) % CP_WORLD_SIZE == CP_RANK
+            local_offset = offset // (CP_INTERLEAVE * CP_WORLD_SIZE) * CP_INTERLEAVE + offset % CP_INTERLEAVE
+            column = position // virtual_block_size * (BLOCK_SIZE // KERNEL_BLOCK_SIZE) + local_offset // KERNEL_BLOCK_SIZE
+            block = tl.load(row_ptr[:, None] + column, mask=is_token & is_local, other=0).to(tl.int64)
+            slot = tl.where(is_local, block * KERNEL_BLOCK_SIZE + local_offset % KERNEL_BLOCK_SIZE, PAD_SLOT_ID)
+            tl.store(slot_mapping_ptr + token, slot, mask=is_token)
+
+
+@triton.jit
+def reshape_and_cache_kernel(
+    key_ptr,  # [num_tokens, num_kv_heads, head_dim]
+    value_ptr,
+    key_cache_ptr,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_cache_ptr,
+    slot_mapping_ptr,  # int64 [num_tokens]
+    num_tokens,
+    key_stride_token,
+    key_stride_head,
+    value_stride_token,
+    value_stride_head,
+    key_cache_stride_block,
+    key_cache_stride_slot,
+    key_cache_stride_head,
+    value_cache_stride_block,
+    value_cache_stride_slot,
+    value_cache_stride_head,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROW: tl.constexpr,  # power of two >= NUM_KV_HEADS * HEAD_DIM
+    TOKENS: tl.constexpr,  # tokens per program
+):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=-1)
+    element = tl.arange(0, ROW)
+    mask = (slot >= 0)[:, None] & (element < NUM_KV_HEADS * HEAD_DIM)[None, :]
+    head = element // HEAD_DIM
+    dim = element % HEAD_DIM
+    row = token.to(tl.int64)[:, None]
+    block = (slot // BLOCK_SIZE)[:, None]
+    offset = (slot % BLOCK_SIZE)[:, None]
+    key = tl.load(key_ptr + row * key_stride_token + (head * key_stride_head + dim)[None, :], mask=mask)
+    value = tl.load(value_ptr + row * value_stride_token + (head * value_stride_head + dim)[None, :], mask=mask)
+    key_place = block * key_cache_stride_block + offset * key_cache_stride_slot + (head * key_cache_stride_head + dim)[None, :]
+    value_place = block * value_cache_stride_block + offset * value_cache_stride_slot + (head * value_cache_stride_head + dim)[None, :]
+    tl.store(key_cache_ptr + key_place, key, mask=mask)
+    tl.store(value_cache_ptr + value_place, value, mask=mask)
+
+
+@triton.jit
+def copy_pages_kernel(
+    source_ptr,  # [num_source_pages, page_size]
+    destination_ptr,  # [num_destination_pages, page_size]
+    source_index_ptr,  # int64 [num_pages] page read, at a stride (a column of the pairs); unused when gathering is off
+    destination_index_ptr,
+    num_pages,
+    index_stride,
+    page_size,
+    source_stride,
+    destination_stride,
+    GATHER: tl.constexpr,  # read page source_index[i]; otherwise page i
+    SCATTER: tl.constexpr,  # write page destination_index[i]; otherwise page i
+    PAGES: tl.constexpr,  # pages per program
+    TILE: tl.constexpr,  # elements of a page per program
+):
+    page = tl.program_id(0) * PAGES + tl.arange(0, PAGES)
+    is_page = page < num_pages
+    source = page.to(tl.int64)
+    destination = page.to(tl.int64)
+    if GATHER:
+        source = tl.load(source_index_ptr + page * index_stride, mask=is_page, other=0)
+    if SCATTER:
+        destination = tl.load(destination_index_ptr + page * index_stride, mask=is_page, other=0)
+    element = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    mask = is_page[:, None] & (element < page_size)[None, :]
+    content = tl.load(source_ptr + source[:, None] * source_stride + element[None, :], mask=mask)
+    tl.store(destination_ptr + destination[:, None] * destination_stride + element[None, :], content, mask=mask)
