@@ -1,0 +1,141 @@
+"""The attention function that transformers calls in every layer: write the step's keys and values by slot, read all of them by block table.
+
+Everything the function needs for one forward pass travels in a `ForwardContext` through the model's keyword arguments. Nothing is kept on the
+model or in the module, so that several engines can use one model object at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from engine.errors import EngineError
+from engine.worker.kv_cache import KVCache, LayerShape
+from kernels import Backend, paged_attention, reshape_and_cache
+
+ATTENTION_NAME = "pagewalk_paged"
+_SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_REFERENCE = Backend("torch", "the reference that the Triton kernels are compared with")
+_set_lock = threading.Lock()
+
+
+@dataclass
+class ForwardContext:
+    """One forward pass over a flattened ragged batch of `num_tokens` tokens of `num_reqs` requests.
+
+    Per KV-cache group: `block_tables[g]` int32 [num_reqs, width], `slot_mappings[g]` int64 [num_tokens]. `query_start_loc` int32 [num_reqs + 1],
+    `seq_lens` int32 [num_reqs] (computed tokens plus this step's). `layer_backends`: whose result goes on, per layer; `compared_layers`: where it is compared.
+    The pass itself fills `layers_run` and `max_difference` (None: nothing was compared). vLLM: ForwardContext.
+    """
+
+    kv_cache: KVCache
+    block_tables: list[torch.Tensor]
+    slot_mappings: list[torch.Tensor]
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    layer_backends: Sequence[Backend]
+    compared_layers: Sequence[int]
+    layers_run: list[int] = field(default_factory=list)
+    max_difference: float | None = None
+
+
+def paged_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    forward_context: ForwardContext | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention signature. `query` [1, num_q_heads, num_tokens, head_dim], `key` and `value` [1, num_kv_heads, num_tokens, head_dim];
+    returns [1, num_tokens, num_q_heads, head_dim]. Writes the layer's key and value caches. Raises EngineError for what paged attention
+    cannot express (soft-capped scores, attention sinks, other shapes than the cache's) and when the model is called without a context."""
+    context = forward_context
+    if context is None:
+        raise EngineError("This model's attention reads a paged KV cache, so it runs only inside an engine; load a second copy to call it directly.")
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise EngineError(f"{type(module).__name__} asks for {name}, which the paged attention kernel does not compute; choose another model.")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    shape = context.kv_cache.layers[layer]
+    k, v, q = (t[0].transpose(0, 1).contiguous() for t in (key, value, query))
+    if k.shape[1:] != (shape.num_kv_heads, shape.head_dim) or v.shape != k.shape:
+        raise EngineError(
+            f"Layer {layer} of {type(module).__name__} makes keys of shape {list(k.shape[1:])} and values of shape {list(v.shape[1:])} per token, "
+            f"but its KV cache stores [{shape.num_kv_heads}, {shape.head_dim}]; choose a llama-like model."
+        )
+    key_cache, value_cache = context.kv_cache.key_caches[layer], context.kv_cache.value_caches[layer]
+    block_table, slot_mapping = context.block_tables[shape.group_id], context.slot_mappings[shape.group_id]
+    backend = context.layer_backends[layer]
+    reshape_and_cache(k, v, key_cache, value_cache, slot_mapping, backend=backend)
+
+    def attend(with_backend: Backend) -> torch.Tensor:
+        return paged_attention(
+            q,
+            key_cache,
+            value_cache,
+            block_table,
+            context.query_start_loc,
+            context.seq_lens,
+            scale=shape.head_dim**-0.5 if scaling is None else scaling,
+            sliding_window=sliding_window,
+            backend=with_backend,
+        )
+
+    output = attend(backend)
+    if layer in context.compared_layers:
+        difference = max(
+            _difference(output, attend(_REFERENCE)),
+            _difference(key_cache.flatten(0, 1)[slot_mapping], k),
+            _difference(value_cache.flatten(0, 1)[slot_mapping], v),
+        )
+        context.max_difference = max(context.max_difference or 0.0, difference)
+    context.layers_run.append(layer)
+    return output.unsqueeze(0), None
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest absolute difference; infinity when there is a NaN, which max() would lose."""
+    largest = float((a.float() - b.float()).abs().max())
+    return largest if largest == largest else float("inf")
+
+
+def redirect_attention(model: PreTrainedModel) -> None:
+    """Make `model` call `paged_attention_forward` in every layer. Mutates the model's config, once; calling it again changes nothing.
+
+    Raises EngineError when the model's attention cannot be redirected or does more than the kernel can.
+    """
+    name = type(model).__name__
+    config = model.config.get_text_config(decoder=True)
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _SUPPORTED_LAYER_TYPES)
+    if unknown:
+        raise EngineError(f"{name} has layers of type {', '.join(unknown)}, which the worker cannot run; choose a model with attention layers only.")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise EngineError(f"{name} caps its attention scores, which the paged attention kernel does not compute; choose another model.")
+    with _set_lock:
+        if model.config._attn_implementation == ATTENTION_NAME:
+            return
+        if not model._can_set_attn_implementation():
+            raise EngineError(
+                f"The attention of {name} cannot be redirected to a paged KV cache, because the model does not call transformers' attention interface; "
+                "choose a llama-, qwen- or gemma-like model."
+            )
+        AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+def layer_shapes(model: PreTrainedModel, layer_groups: Sequence[int]) -> list[LayerShape]:
+    """What each layer of the model stores per token, from its config. `layer_groups`: KV-cache group of every layer."""
+    config = model.config.get_text_config(decoder=True)
+    num_kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return [LayerShape(num_kv_heads, head_dim, group_id) for group_id in layer_groups]

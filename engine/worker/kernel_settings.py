@@ -1,0 +1,54 @@
+"""Which layers run on which kernels, and how the difference between kernel and reference is reported."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import EngineError, InvalidInput
+from kernels import Backend
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """`backend` runs every layer, except that on "torch" the `interpreted_layers` run through Triton's interpreter as well: their result is compared with
+    the reference at every step, and it is the Triton result that goes on.
+
+    On "interpret" all layers are interpreted and compared, whatever `interpreted_layers` says. On "triton" all layers run compiled, and the
+    `interpreted_layers` are compared with the torch reference.
+    """
+
+    backend: Backend
+    interpreted_layers: tuple[int, ...] | Literal["all"] = ()
+
+    def compared_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Layers whose Triton result is compared with the torch reference, ascending. Raises InvalidInput for a layer the model does not have."""
+        if self.interpreted_layers == "all" or self.backend.name == "interpret":
+            return tuple(range(num_layers))
+        for layer in self.interpreted_layers:
+            if not 0 <= layer < num_layers:
+                raise InvalidInput(f"Layer {layer} cannot be interpreted: the model's {num_layers} layers are 0 to {num_layers - 1}; choose one of these.")
+        return tuple(sorted(set(self.interpreted_layers)))
+
+    def layer_backends(self, num_layers: int) -> tuple[Backend, ...]:
+        """The backend whose result goes on, per layer."""
+        compared = set(self.compared_layers(num_layers))
+        if self.backend.name != "torch":
+            return (self.backend,) * num_layers
+        interpret = Backend("interpret", "this layer was chosen to run through Triton's interpreter")
+        return tuple(interpret if layer in compared else self.backend for layer in range(num_layers))
+
+
+def agrees_within(difference: float) -> float:
+    """The smallest power of ten that is not below `difference`, and never below 1e-9. Raises EngineError when the difference is not a number:
+    then the kernel read something that was never written."""
+    if not math.isfinite(difference):
+        raise EngineError(
+            "The Triton kernel and the torch reference differ by something that is not a number, so one of them read a slot that was never written; "
+            "please report this scenario."
+        )
+    exponent = -9
+    while float(f"1e{exponent}") < difference:
+        exponent += 1
+    return float(f"1e{exponent}")

@@ -1,0 +1,62 @@
+"""The choice of the next token from one row of logits: greedy, drawn with a seed, or dictated by the scenario."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.core.output import SampledToken, SamplingParams
+from engine.errors import InvalidInput
+from engine.trace.events import Cause, CauseKind, Fact
+
+DEFAULT_SEED = 0
+
+
+def make_generator(params: SamplingParams) -> torch.Generator:
+    """The request's own source of randomness, on the CPU: draws depend neither on the device nor on which requests share the batch.
+    A request without a seed gets seed 0, because a run is the same every time."""
+    return torch.Generator(device="cpu").manual_seed(_seed(params))
+
+
+def sample(logits: torch.Tensor, params: SamplingParams, num_output_tokens: int, generator: torch.Generator) -> SampledToken:
+    """Choose output token number `num_output_tokens` (from 0) of a request. `logits`: float [vocab].
+
+    Ties go to the lowest token id. A draw advances `generator` by exactly one number, also when the token is dictated, so that the n-th draw is the
+    same whatever came before. Probabilities in facts are rounded to 4 digits; a drawn token's is the one at its temperature.
+    """
+    model = _from_model(logits, params, generator)
+    if num_output_tokens < len(params.forced_token_ids):
+        forced = params.forced_token_ids[num_output_tokens]
+        return SampledToken(forced, Cause(CauseKind.FORCED, {"model_token_id": model.token_id}))
+    return model
+
+
+def _from_model(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> SampledToken:
+    scores = logits.detach().to(device="cpu", dtype=torch.float64)
+    if params.temperature == 0:
+        token_id = int((scores == scores.max()).nonzero()[0])  # argmax promises no order among equals
+        probability = round(float(torch.softmax(scores, 0)[token_id]), 4)
+        return SampledToken(token_id, Cause(CauseKind.GREEDY, {"probability": probability}))
+    probabilities = torch.softmax(scores / params.temperature, 0)
+    cumulative = probabilities.cumsum(0)
+    draw = torch.rand(1, generator=generator, dtype=torch.float64) * cumulative[-1]
+    token_id = int(torch.searchsorted(cumulative, draw, right=True).clamp_max(len(scores) - 1))
+    facts: dict[str, Fact] = {
+        "probability": round(float(probabilities[token_id]), 4),
+        "temperature": params.temperature,
+        "seed": _seed(params),
+    }
+    return SampledToken(token_id, Cause(CauseKind.SEEDED, facts))
+
+
+def check_token_ids(token_ids: list[int] | tuple[int, ...], vocab_size: int, request_id: str) -> None:
+    """Raise InvalidInput for the first id that the model's embedding of `vocab_size` rows does not have."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidInput(
+                f"Token id {token_id} of request {request_id} is outside the model's vocabulary of {vocab_size} tokens (0 to {vocab_size - 1}); "
+                "use ids from this range or give text."
+            )
+
+
+def _seed(params: SamplingParams) -> int:
+    return DEFAULT_SEED if params.seed is None else params.seed
