@@ -1,0 +1,159 @@
+"""A request: its tokens, their hashes, and how far it has got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from engine.core.block_hash import BlockHash
+from engine.core.output import SamplingParams
+from engine.errors import InvalidInput
+
+
+class RequestStatus(IntEnum):
+    """vLLM's names; everything behind PREEMPTED is an end. vLLM: RequestStatus."""
+
+    WAITING = 1
+    RUNNING = 2
+    PREEMPTED = 3
+    FINISHED_STOPPED = 4
+    FINISHED_LENGTH_CAPPED = 5
+    FINISHED_ABORTED = 6
+    FINISHED_ERROR = 7
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request is over."""
+        return self > RequestStatus.PREEMPTED
+
+
+FINISH_REASONS: dict[RequestStatus, str] = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH_CAPPED: "length",
+    RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
+}
+
+
+class Request:
+    """Prompt and output tokens of one request, the hashes of its full blocks and its progress.
+
+    Hashes the full blocks of the prompt at once and further ones as outputs complete them (R2.5); without `block_hasher` there are none.
+    `arrival_time` orders requests, any unit. A smaller `priority` is served first. Raises InvalidInput for an empty prompt or a token that is not a
+    non-negative int. vLLM: Request.
+    """
+
+    __slots__ = (
+        "all_token_ids",
+        "arrival_time",
+        "block_hasher",
+        "block_hashes",
+        "cache_salt",
+        "lora_name",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "priority",
+        "request_id",
+        "sampling_params",
+        "skip_reading_prefix_cache",
+        "status",
+        "stop_reason",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        arrival_time: float = 0.0,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+        block_hasher: Callable[[Request], list[BlockHash]] | None = None,
+        skip_reading_prefix_cache: bool = False,
+    ) -> None:
+        check_prompt(request_id, prompt_token_ids)
+        self.request_id = request_id
+        self.sampling_params = sampling_params or SamplingParams()
+        self.all_token_ids: list[int] = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.all_token_ids)
+        self.arrival_time = arrival_time
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.lora_name = lora_name
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache
+        self.status = RequestStatus.WAITING
+        self.stop_reason: int | None = None
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.block_hashes: list[BlockHash] = []
+        self.block_hasher = block_hasher
+        self._update_block_hashes()
+
+    def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
+        """Append sampled tokens and hash the blocks that they complete. Their keys and values are not computed yet."""
+        if isinstance(token_ids, int):
+            self.all_token_ids.append(token_ids)
+        else:
+            self.all_token_ids.extend(token_ids)
+        self._update_block_hashes()
+
+    def set_block_hasher(self, block_hasher: Callable[[Request], list[BlockHash]]) -> None:
+        """Hash what is full and go on hashing with `block_hasher`."""
+        self.block_hasher = block_hasher
+        self._update_block_hashes()
+
+    def _update_block_hashes(self) -> None:
+        if self.block_hasher is not None:
+            self.block_hashes.extend(self.block_hasher(self))
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and outputs so far."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Outputs so far."""
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """A copy of the prompt."""
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the outputs so far."""
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def max_tokens(self) -> int:
+        """How many outputs it may have."""
+        return self.sampling_params.max_tokens
+
+    def is_finished(self) -> bool:
+        """Whether it is over."""
+        return self.status.is_finished
+
+    def get_finished_reason(self) -> str | None:
+        """``stop``, ``length``, ``abort`` or ``error``; None while it is not over."""
+        return FINISH_REASONS.get(self.status)
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.status.name}, {self.num_computed_tokens} of {self.num_tokens} tokens computed)"
+
+
+def check_prompt(request_id: str, prompt_token_ids: Sequence[int]) -> None:
+    """Raises InvalidInput for an empty prompt and for the first token that is not a non-negative int."""
+    if not prompt_token_ids:
+        raise InvalidInput(f"request {request_id!r} has an empty prompt: give it at least 1 token")
+    if set(map(type, prompt_token_ids)) == {int} and min(prompt_token_ids) >= 0:
+        return
+    for position, token_id in enumerate(prompt_token_ids):
+        if type(token_id) is not int:
+            raise InvalidInput(f"request {request_id!r} has {token_id!r} at position {position} of its prompt, but a token id is a whole number")
+        if token_id < 0:
+            raise InvalidInput(f"request {request_id!r} has token {token_id} at position {position} of its prompt, but token ids begin at 0")

@@ -1,0 +1,108 @@
+"""The waiting requests, in the order in which they will be served."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+
+from engine.core.request import Request
+from engine.core.scheduler_config import SchedulingPolicy
+
+
+class RequestQueue(ABC):
+    """What the scheduler does with waiting requests. vLLM: RequestQueue."""
+
+    @abstractmethod
+    def add_request(self, request: Request) -> None:
+        """A new request takes its place."""
+
+    @abstractmethod
+    def prepend_request(self, request: Request) -> None:
+        """A preempted request comes back; ahead of everybody where the order is that of arrival."""
+
+    @abstractmethod
+    def peek_request(self) -> Request:
+        """The next to be served, left where it is. Raises IndexError when there is none."""
+
+    @abstractmethod
+    def pop_request(self) -> Request:
+        """Take the next to be served. Raises IndexError when there is none."""
+
+    @abstractmethod
+    def remove_request(self, request: Request) -> None:
+        """Take one out. Raises ValueError when it is not there."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Request]:
+        """In order of service."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+
+class FCFSRequestQueue(RequestQueue):
+    """First come, first served. vLLM: FCFSRequestQueue."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+
+    def add_request(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def prepend_request(self, request: Request) -> None:
+        self._requests.appendleft(request)
+
+    def peek_request(self) -> Request:
+        return self._requests[0]
+
+    def pop_request(self) -> Request:
+        return self._requests.popleft()
+
+    def remove_request(self, request: Request) -> None:
+        self._requests.remove(request)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+
+def priority_key(request: Request) -> tuple[int, float, str]:
+    """Smallest first: priority, arrival, and the id so that ties are decided alike in every run."""
+    return (request.priority, request.arrival_time, request.request_id)
+
+
+class PriorityRequestQueue(RequestQueue):
+    """Smallest priority first, then arrival; a preempted request gets no privilege. vLLM: PriorityRequestQueue."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def add_request(self, request: Request) -> None:
+        insort(self._requests, request, key=priority_key)
+
+    def prepend_request(self, request: Request) -> None:
+        self.add_request(request)
+
+    def peek_request(self) -> Request:
+        return self._requests[0]
+
+    def pop_request(self) -> Request:
+        return self._requests.pop(0)
+
+    def remove_request(self, request: Request) -> None:
+        self._requests.remove(request)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+
+def create_request_queue(policy: SchedulingPolicy) -> RequestQueue:
+    """The queue for this policy. vLLM: create_request_queue."""
+    return PriorityRequestQueue() if policy is SchedulingPolicy.PRIORITY else FCFSRequestQueue()
