@@ -80,7 +80,8 @@ def generate_block_hash_extra_keys(request: HashableRequest, start_token: int) -
 class BlockHasher:
     """Hash function, start value and block size in one object, called by a request to hash what has become full.
 
-    `hash_block_size` in tokens. `none_hash` stands in for the parent of a first block: H(`seed`), or 32 random bytes when `seed` is None.
+    `hash_block_size` in tokens, `algorithm` a name of `HASH_FUNCTIONS`. `none_hash` stands in for the
+    parent of a first block: H(`seed`), or 32 random bytes when `seed` is None.
     Raises InvalidInput for an unknown algorithm or a size below 1. vLLM: get_request_block_hasher and init_none_hash; here: no module-wide
     NONE_HASH, and the default seed "0" makes every run name its blocks alike.
     """

@@ -235,9 +235,7 @@ class BlockPool:
             self._emit(PrefixCacheReset(cause=Cause(CauseKind.SCENARIO, {"what": "reset"}), ok=ok))
         return ok
 
-    def _evict_cached_block(
-        self, block: KVCacheBlock, cause: CauseKind | None = None, facts: dict[str, Fact] | None = None
-    ) -> bool:
+    def _evict_cached_block(self, block: KVCacheBlock, cause: CauseKind | None = None, facts: dict[str, Fact] | None = None) -> bool:
         """Take all keys of `block` out of the cache (R1.12), one BlockRemoved each; True if it had any. Without `cause` no trace event."""
         primary = block.block_hash
         if primary is None:

@@ -76,8 +76,7 @@ class KVCacheCoordinator(ABC):
     def get_num_evictable_blocks(self, new_computed_blocks: Sequence[Sequence[KVCacheBlock]], total_computed_tokens: int) -> int:
         """Sum over the groups of the hit blocks that leave the free queue when they are adopted (R3.3)."""
         return sum(
-            manager.get_num_evictable_blocks(hit, total_computed_tokens)
-            for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True)
+            manager.get_num_evictable_blocks(hit, total_computed_tokens) for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True)
         )
 
     # ------------------------------------------------------------------ passing on

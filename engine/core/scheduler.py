@@ -178,9 +178,9 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.waiting.prepend_request(request)
+        num_lost_tokens, request.num_computed_tokens = request.num_computed_tokens, 0
         if self._emit is not None:
-            self._emit(RequestPreempted(cause=cause, request_id=request.request_id, num_lost_tokens=request.num_computed_tokens))
-        request.num_computed_tokens = 0
+            self._emit(RequestPreempted(cause=cause, request_id=request.request_id, num_lost_tokens=num_lost_tokens))
         self.kv_cache_manager.free(request, Cause(CauseKind.PREEMPTED))
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
@@ -234,9 +234,7 @@ class Scheduler:
             return
         capped = self._capped(num_wanted)
         if num_new_tokens < capped:
-            cause = Cause(
-                CauseKind.CHUNKED_BY_BUDGET, {"num_wanted": num_wanted, "num_new_tokens": num_new_tokens, "token_budget": token_budget}
-            )
+            cause = Cause(CauseKind.CHUNKED_BY_BUDGET, {"num_wanted": num_wanted, "num_new_tokens": num_new_tokens, "token_budget": token_budget})
         elif capped < num_wanted:
             cause = Cause(CauseKind.CHUNKED_BY_THRESHOLD, {"num_wanted": num_wanted, "num_new_tokens": num_new_tokens, "threshold": capped})
         elif num_wanted == 1 and request.num_computed_tokens >= request.num_prompt_tokens:
@@ -273,8 +271,7 @@ class Scheduler:
                 resumed_req_ids=resumed_ids,
                 all_token_ids={request.request_id: list(request.all_token_ids) for request in plan.resumed},
                 new_block_ids=[
-                    manager.get_block_ids(request.request_id) if request.request_id in resumed_ids else plan.new_block_ids(request)
-                    for request in cached
+                    manager.get_block_ids(request.request_id) if request.request_id in resumed_ids else plan.new_block_ids(request) for request in cached
                 ],
                 num_computed_tokens=[request.num_computed_tokens for request in cached],
                 num_output_tokens=[request.num_output_tokens for request in cached],

@@ -34,9 +34,7 @@ class SingleTypeKVCacheManager(ABC):
         self._emit = emit
 
     # ------------------------------------------------------------------ how much is needed
-    def get_num_new_blocks(
-        self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock], total_computed_tokens: int
-    ) -> int:
+    def get_num_new_blocks(self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock], total_computed_tokens: int) -> int:
         """Blocks that must come from the head of the queue so that `num_tokens` slots exist (first half of R3.3). `total_computed_tokens` counts hits."""
         num_required = -(-num_tokens // self.block_size)
         num_held = len(self.req_to_blocks.get(request_id, ()))

@@ -146,10 +146,7 @@ class ManagerDriver:
         self.num_groups = len(groups)
         self.config = KVCacheConfig(
             scenario["num_blocks"],
-            [
-                KVCacheGroupSpec([f"layer{index}"], make_spec(group, self.block_size), group.get("eagle", False))
-                for index, group in enumerate(groups)
-            ],
+            [KVCacheGroupSpec([f"layer{index}"], make_spec(group, self.block_size), group.get("eagle", False)) for index, group in enumerate(groups)],
         )
         self.hash_block_size: int = scenario.get("hash_block_size", self.config.kv_cache_groups[0].kv_cache_spec.block_size)
         self.hasher = BlockHasher(self.hash_block_size, scenario.get("hash_algo", "sha256_cbor"))
@@ -389,9 +386,7 @@ class SchedulerDriver(ManagerDriver):
         cached = output.scheduled_cached_reqs
         return {
             "scheduled": dict(output.num_scheduled_tokens),
-            "new": {
-                new.req_id: {"blocks": self._ids(new.block_ids), "computed": new.num_computed_tokens} for new in output.scheduled_new_reqs
-            },
+            "new": {new.req_id: {"blocks": self._ids(new.block_ids), "computed": new.num_computed_tokens} for new in output.scheduled_new_reqs},
             "cached": {
                 request_id: {"new_blocks": self._ids(ids) if ids else None, "computed": computed}
                 for request_id, ids, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)

@@ -30,7 +30,7 @@ drive = load_driver()
 SUPPORTED = [scenario for scenario in SCENARIOS if drive.why_unsupported(scenario) is None]
 
 # By name, so that no scenario can drop out unnoticed. What is missing needs other attention types, several groups, or asynchronous scheduling.
-COVERED = "T1 S1 P1 P2 P3 T2 T3 T4 T5 T6 T15 T17 T19 T21 T24 T25 T32 T33 T34 T37 T38 T39 P4 P5".split()
+COVERED = "T1 S1 P1 P2 P3 T2 T3 T4 T5 T6 T15 T17 T19 T21 T24 T25 T32 T33 T34 T37 T38 T39 P4 P5"
 
 
 def comparable(step: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def comparable(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_supported_scenarios_are_the_named_ones() -> None:
-    assert [scenario["name"].split()[0].rstrip(":") for scenario in SUPPORTED] == COVERED
+    assert [scenario["name"].split()[0].rstrip(":") for scenario in SUPPORTED] == COVERED.split()
 
 
 @pytest.mark.parametrize("scenario", SUPPORTED, ids=[scenario["name"].split()[0] for scenario in SUPPORTED])
