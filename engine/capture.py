@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.core.block_hash import format_key
 from engine.core.block_pool import BlockPool
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
@@ -112,7 +113,7 @@ class StateCapture:
             primary = block.block_hash
             hashes: tuple[str, ...] = ()
             if primary is not None:
-                first = key_text(primary)
+                first = format_key(primary)
                 hashes = (first, *(k for k in keys.get(block_id, ()) if k != first))
             content = self._ledger.content[block_id]
             state = BlockState(
@@ -132,7 +133,7 @@ class StateCapture:
         return states
 
     def _hash_map(self) -> Sequence[tuple[str, tuple[int, ...]]]:
-        return tuple((key_text(key), tuple(ids)) for key, ids in self._pool.cached_block_hash_to_block.items())
+        return tuple((format_key(key), tuple(ids)) for key, ids in self._pool.cached_block_hash_to_block.items())
 
     def _request_state(self, request: Request) -> RequestState:
         request_id = request.request_id
@@ -153,11 +154,6 @@ class StateCapture:
             return self._last_requests[request_id]
         self._last_requests[request_id] = state
         return state
-
-
-def key_text(key: bytes) -> str:
-    """A hash key with its 4-byte group id (R1.10) as frames show it: ``<hex digest>:<group id>``."""
-    return f"{key[:-4].hex()}:{int.from_bytes(key[-4:], 'big')}"
 
 
 def _replace(counters: Counters, **changes: int) -> Counters:

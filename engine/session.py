@@ -26,7 +26,6 @@ from engine.trace.events import (
     CauseKind,
     Event,
     KVWritten,
-    PrefixCacheReset,
     RequestAdded,
     TokenSampled,
     TraceStarted,
@@ -38,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 NO_MODEL = "none"
 """Model name of a bookkeeping-only run: nothing is computed, so every output token must be forced."""
+
+DEFAULT_MAX_MODEL_LEN = 8192
+"""Tokens a sequence may have when nothing says otherwise. The pool and the model's own positions are usually the tighter limits."""
 
 InterpretedLayers: TypeAlias = tuple[int, ...] | Literal["all"] | None
 
@@ -67,7 +69,7 @@ class ActionSpec:
 class SessionConfig:
     """The engine's settings, with vLLM's names. Sizes in blocks and tokens.
 
-    `free_queue_order`: the pool is prepared so that these ids are popped first, in this order (rule S24). `max_model_len` None: what the pool can hold.
+    `free_queue_order`: the pool is prepared so that these ids are popped first, in this order (rule S24). `max_model_len` None: `DEFAULT_MAX_MODEL_LEN`.
     """
 
     num_blocks: int
@@ -264,7 +266,11 @@ class Session:
         freed = pool.free_blocks([pool.blocks[b] for b in order])
         self._emit(
             BlocksFreed(
-                cause=cause, block_ids=order, prepended=list(freed.prepended), appended=list(freed.appended), still_referenced=list(freed.still_referenced)
+                cause=cause,
+                block_ids=order,
+                prepended=[b.block_id for b in freed.prepended],
+                appended=[b.block_id for b in freed.appended],
+                still_referenced=[b.block_id for b in freed.still_referenced],
             )
         )
 
@@ -277,8 +283,7 @@ class Session:
     def _act(self, action: ActionSpec) -> None:
         if action.kind == "reset_prefix_cache":
             self._recorder.begin_op("reset_prefix_cache")
-            ok = self._scheduler.reset_prefix_cache()
-            self._emit(PrefixCacheReset(cause=Cause(CauseKind.SCENARIO, {"what": "reset"}), ok=ok))
+            self._scheduler.reset_prefix_cache()
         elif action.request_id is not None:
             self._recorder.begin_op(f"abort {action.request_id}")
             self._scheduler.finish_requests(action.request_id, RequestStatus.FINISHED_ABORTED)
@@ -334,12 +339,11 @@ class Session:
     def _make_scheduler(self) -> Scheduler:
         config = self.config
         spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_size=1)
-        self._hasher = BlockHasher(config.hash_algo, hash_block_size=config.block_size, seed=config.hash_seed)
-        capacity = (config.num_blocks - 1) * config.block_size
+        self._hasher = BlockHasher(hash_block_size=config.block_size, algorithm=config.hash_algo, seed=config.hash_seed)
         scheduler_config = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len or capacity,
+            max_model_len=config.max_model_len or DEFAULT_MAX_MODEL_LEN,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
             watermark=config.watermark,
