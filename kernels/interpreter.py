@@ -9,6 +9,7 @@ Interpreting patches modules and keeps the program id in a global, so launches o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Iterator
@@ -32,9 +33,21 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         _interpreted(kernel.fn)[grid](*arguments, **constants)
 
 
+class _LibraryFunction(triton_interpreter.InterpretedFunction):  # type: ignore[misc]
+    """A function of triton.language, called from a kernel. Triton's own twin patches the whole language again at each call (1 ms)."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.rewrite()(*arguments, **keywords)
+
+
 @functools.cache
 def _interpreted(function: Any) -> Any:
     return triton_interpreter.InterpretedFunction(function)
+
+
+@functools.cache
+def _library_function(function: Any) -> Any:
+    return _LibraryFunction(function)
 
 
 @functools.cache
@@ -44,7 +57,7 @@ def _library_functions() -> tuple[tuple[ModuleType, str, Any], ...]:
     for module in (triton.language, triton.language.core, triton.language.standard, triton.language.math, triton.language.random):
         for name, member in vars(module).items():
             if isinstance(member, JITFunction):
-                found.append((module, name, _interpreted(member.fn)))
+                found.append((module, name, _library_function(member.fn)))
     return tuple(found)
 
 
@@ -54,6 +67,10 @@ def _interpreted_language() -> Iterator[None]:
     # An interpreted library function patches triton.language.core and never restores it; patching it first, here, restores it at the end.
     everything = SimpleNamespace(__globals__={"tl": triton.language, "core": triton.language.core})
     scope = triton_interpreter._patch_lang(everything)
+    builder = triton_interpreter.interpreter_builder
+    options = builder.options
+    # Checking every sum and product for overflow would take a third of a launch.
+    builder.options = dataclasses.replace(options, sanitize_overflow=False)
     try:
         for module, name, twin in _library_functions():
             setattr(module, name, twin)
@@ -61,4 +78,5 @@ def _interpreted_language() -> Iterator[None]:
     finally:
         for module, name, original in originals:
             setattr(module, name, original)
+        builder.options = options
         scope.restore()

@@ -14,8 +14,8 @@ from kernels.triton_cache import copy_pages_kernel, reshape_and_cache_kernel, sl
 
 PAD_SLOT_ID = -1
 INTERPRETED_ELEMENTS = 1 << 20
-"""Largest tile of an interpreted program; beyond it memory traffic costs more than the program saved."""
-INTERPRETED_BLOCK_Q = 16
+"""Largest tile of an interpreted program: the interpreter accepts no more elements than the compiler does."""
+INTERPRETED_BLOCK_Q = 64
 DEVICE_TILE = 1024
 
 

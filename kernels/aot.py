@@ -1,0 +1,132 @@
+"""Compile every kernel ahead of time, for devices that need not be there: proof that the interpreted source is a GPU's source too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from kernels.backend import UnknownBackend
+from kernels.interpreter import LOCK
+from kernels.triton_attention import paged_attention_kernel
+from kernels.triton_cache import copy_pages_kernel, reshape_and_cache_kernel, slot_mapping_kernel
+
+TARGETS: dict[str, GPUTarget] = {
+    "cuda 80": GPUTarget("cuda", 80, 32),
+    "cuda 90": GPUTarget("cuda", 90, 32),
+    "hip gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+
+@dataclass(frozen=True)
+class KernelVariant:
+    """A kernel with everything fixed that the compiler must know."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]  # of the arguments that are no int32 scalar
+    constants: dict[str, int | bool]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one compilation produced. `assembly` is PTX or AMD GCN text, `binary` a cubin or hsaco file; `seconds` is wall time."""
+
+    kernel: str
+    target: str
+    assembly: str
+    binary: bytes
+    shared_bytes: int
+    seconds: float
+
+
+def _attention(name: str, dtype: str, head_dim: int, group: int, window: int, block_m: int, tile: int) -> KernelVariant:
+    types = {f"{argument}_ptr": f"*{dtype}" for argument in ("out", "query", "key_cache", "value_cache")}
+    types |= {
+        f"{argument}_ptr": "*i32"
+        for argument in ("block_table", "query_start_loc", "seq_lens", "query_block_request", "query_block_start")
+    }
+    constants: dict[str, int | bool] = {
+        "BLOCK_SIZE": 16,
+        "NUM_KV_HEADS": 4,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "HEAD_PADDED": head_dim,
+        "SLIDING_WINDOW": window,
+        "UPCAST": False,
+        "LANES": 1,
+        "BLOCK_M": block_m,
+        "TILE": tile,
+    }
+    return KernelVariant(name, paged_attention_kernel, types | {"scale_log2": "fp32"}, constants)
+
+
+def variants() -> list[KernelVariant]:
+    """Every kernel, attention in the shapes that the launcher picks on a device (decode only and mixed, D 64 and 256, with a window)."""
+    slots = {"query_start_loc_ptr": "*i32", "positions_ptr": "*i64", "block_table_ptr": "*i32", "slot_mapping_ptr": "*i64"}
+    parallel: dict[str, int | bool] = {"CP_WORLD_SIZE": 1, "CP_RANK": 0, "CP_INTERLEAVE": 1, "PAD_SLOT_ID": -1, "LANES": 1, "TILE": 1024}
+    caches = {f"{argument}_ptr": "*bf16" for argument in ("key", "value", "key_cache", "value_cache")}
+    pages = {"source_ptr": "*bf16", "destination_ptr": "*bf16", "source_index_ptr": "*i64", "destination_index_ptr": "*i64"}
+    copies: dict[str, int | bool] = {"PAGES": 1, "TILE": 1024}
+    return [
+        KernelVariant("slot mapping", slot_mapping_kernel, slots, {"BLOCK_SIZE": 16, "KERNEL_BLOCK_SIZE": 16} | parallel),
+        KernelVariant(
+            "KV write",
+            reshape_and_cache_kernel,
+            caches | {"slot_mapping_ptr": "*i64"},
+            {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 4, "HEAD_DIM": 64, "ROW": 256, "TOKENS": 1},
+        ),
+        KernelVariant("page gather", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": False}),
+        KernelVariant("page scatter", copy_pages_kernel, pages, copies | {"GATHER": False, "SCATTER": True}),
+        _attention("attention decode bf16 D64", "bf16", 64, 3, 0, 16, 64),
+        _attention("attention mixed bf16 D64", "bf16", 64, 3, 0, 64, 64),
+        _attention("attention mixed fp16 D128 window", "fp16", 128, 4, 512, 64, 64),
+        _attention("attention mixed bf16 D256", "bf16", 256, 4, 0, 64, 32),
+        _attention("attention decode fp32 D64", "fp32", 64, 3, 0, 16, 64),
+    ]
+
+
+def compile_variant(variant: KernelVariant, target: str) -> Compiled:
+    """Compile one kernel for a key of TARGETS. Raises UnknownBackend when TRITON_INTERPRET keeps Triton from compiling at all."""
+    kernel = variant.kernel
+    if not isinstance(kernel, JITFunction):
+        raise UnknownBackend("Nothing can be compiled while TRITON_INTERPRET is set; unset it and start again.")
+    signature = {name: "constexpr" if name in variant.constants else variant.types.get(name, "i32") for name in kernel.arg_names}
+    # A launch finds out that pointers and strides are multiples of 16, and so do we: the compiler may then load 16 bytes at once.
+    aligned = [index for index, name in enumerate(kernel.arg_names) if name.endswith("_ptr") or "_stride_" in name or name.endswith("_stride")]
+    attributes = {(index,): [["tt.divisibility", 16]] for index in aligned}
+    started = time.perf_counter()
+    with LOCK:
+        source = ASTSource(fn=kernel, signature=signature, constexprs=dict(variant.constants), attrs=attributes)
+        result = triton.compile(source, target=TARGETS[target])
+    seconds = time.perf_counter() - started
+    is_cuda = TARGETS[target].backend == "cuda"
+    return Compiled(
+        kernel=variant.name,
+        target=target,
+        assembly=result.asm["ptx" if is_cuda else "amdgcn"],
+        binary=result.asm["cubin" if is_cuda else "hsaco"],
+        shared_bytes=result.metadata.shared,
+        seconds=seconds,
+    )
+
+
+def compile_all() -> Iterator[Compiled]:
+    """Every kernel for every target, in order; about ten seconds, less when Triton's cache on disk knows them."""
+    for variant in variants():
+        for target in TARGETS:
+            yield compile_variant(variant, target)
+
+
+def table() -> Iterator[str]:
+    """The lines that `python -m kernels aot` prints."""
+    yield f"{'kernel':34} {'target':12} {'assembly':>9} {'binary':>9} {'shared':>8} {'seconds':>8}"
+    for done in compile_all():
+        sizes = f"{len(done.assembly):9} {len(done.binary):9} {done.shared_bytes:8} {done.seconds:8.2f}"
+        yield f"{done.kernel:34} {done.target:12} {sizes}"
