@@ -63,8 +63,9 @@ class InputBatch:
         if row is None:
             return
         self.req_ids[row] = None
-        self.block_table.clear_row(row)
-        self._report(row, 0, [], Cause(CauseKind.LEFT_BATCH), req_id, None)
+        for group_id in range(len(self.block_table)):
+            self.block_table[group_id].clear_row(row)
+            self._report(row, 0, [], Cause(CauseKind.LEFT_BATCH), req_id, group_id)
 
     def add_request(self, request: CachedRequestState) -> None:
         """Write the request's table from the start into the lowest empty row, or behind the last one."""
@@ -88,7 +89,8 @@ class InputBatch:
                 self._report(row, start, ids, Cause(CauseKind.APPENDED), req_id, group_id)
 
     def condense(self) -> None:
-        """Fill empty rows by moving the last occupied row into the lowest empty one until the rows are dense. vLLM: InputBatch.condense."""
+        """Fill empty rows by moving the last occupied row into the lowest empty one until the rows are dense. A moved row is reported once, as written
+        from the start in its new place, with the fact `from_row`. vLLM: InputBatch.condense."""
         while self.req_ids:
             if self.req_ids[-1] is None:
                 self.req_ids.pop()
@@ -106,6 +108,6 @@ class InputBatch:
             for group_id, ids in enumerate(self.block_table.row(target)):
                 self._report(target, 0, list(ids), cause, req_id, group_id)
 
-    def _report(self, row: int, start: int, block_ids: Sequence[int], cause: Cause, req_id: str, group_id: int | None) -> None:
+    def _report(self, row: int, start: int, block_ids: Sequence[int], cause: Cause, req_id: str, group_id: int) -> None:
         if self._emit is not None:
             self._emit(RowUpdated(cause=cause, request_id=req_id, group_id=group_id, row=row, start=start, block_ids=list(block_ids)))

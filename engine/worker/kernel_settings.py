@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.errors import EngineError, InvalidInput
-from kernels import Backend
+from kernels import Backend, UnknownBackend, choose_backend
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,44 @@ class KernelSettings:
         return tuple(sorted(set(self.interpreted_layers)))
 
     def layer_backends(self, num_layers: int) -> tuple[Backend, ...]:
-        """The backend whose result goes on, per layer."""
+        """The backend whose result goes on, per layer. Raises InvalidInput where layers are to be interpreted and Triton is not there."""
         compared = set(self.compared_layers(num_layers))
-        if self.backend.name != "torch":
+        if self.backend.name != "torch" or not compared:
             return (self.backend,) * num_layers
-        interpret = Backend("interpret", "this layer was chosen to run through Triton's interpreter")
+        try:
+            interpret = choose_backend("interpret", "cpu")
+        except UnknownBackend as error:
+            raise InvalidInput(str(error)) from error
         return tuple(interpret if layer in compared else self.backend for layer in range(num_layers))
+
+
+def choose_kernel_settings(
+    requested: str | None, interpreted_layers: Sequence[int] | Literal["all"] | None = None, *, num_layers: int, device: str = "cpu"
+) -> KernelSettings:
+    """Settings for this machine, with the compared layers spelled out as ids. `requested`: a backend's name, or None for `kernels.choose_backend`'s choice.
+
+    `interpreted_layers` None: the first layer is interpreted beside the reference where Triton's interpreter can run, and none where it cannot.
+    Raises InvalidInput for a backend that cannot run here and for a layer the model does not have.
+    """
+    try:
+        backend = choose_backend(requested, device)
+    except UnknownBackend as error:
+        raise InvalidInput(str(error)) from error
+    if interpreted_layers is None:
+        interpreted_layers = (0,) if backend.name == "torch" and _interpreter_runs() else ()
+    layers: tuple[int, ...] | Literal["all"] = "all" if interpreted_layers == "all" else tuple(interpreted_layers)
+    settings = KernelSettings(backend, layers)
+    settings = KernelSettings(backend, settings.compared_layers(num_layers))
+    settings.layer_backends(num_layers)  # refuses now, not in the middle of a step
+    return settings
+
+
+def _interpreter_runs() -> bool:
+    try:
+        choose_backend("interpret", "cpu")
+    except UnknownBackend:
+        return False
+    return True
 
 
 def agrees_within(difference: float) -> float:

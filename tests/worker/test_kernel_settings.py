@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import EngineError, InvalidInput
-from engine.worker.kernel_settings import KernelSettings, agrees_within
+from engine.worker.kernel_settings import KernelSettings, agrees_within, choose_kernel_settings
 from kernels import Backend
 
 TORCH, INTERPRET, TRITON = (Backend(name, "test") for name in ("torch", "interpret", "triton"))
@@ -43,3 +43,30 @@ def test_agreement_is_the_smallest_power_of_ten_that_bounds_the_difference(diffe
 def test_a_difference_that_is_no_number_is_an_error(difference: float) -> None:
     with pytest.raises(EngineError, match="never written"):
         agrees_within(difference)
+
+
+def test_default_is_the_reference_with_the_first_layer_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PAGEWALK_BACKEND", raising=False)
+    settings = choose_kernel_settings(None, num_layers=4)
+    assert (settings.backend.name, settings.interpreted_layers) == ("torch", (0,))
+    assert settings.backend.reason
+
+
+def test_all_layers_are_spelled_out() -> None:
+    assert choose_kernel_settings("torch", "all", num_layers=3).interpreted_layers == (0, 1, 2)
+    assert choose_kernel_settings("interpret", None, num_layers=3).interpreted_layers == (0, 1, 2)
+    assert choose_kernel_settings("torch", (), num_layers=3).interpreted_layers == ()
+
+
+@pytest.mark.parametrize("bad", ["cuda", "triton"])
+def test_a_backend_that_cannot_run_here_is_refused_in_one_sentence(bad: str) -> None:
+    with pytest.raises(InvalidInput, match=bad):
+        choose_kernel_settings(bad, num_layers=3)
+
+
+def test_without_triton_nothing_is_interpreted_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PAGEWALK_BACKEND", raising=False)
+    monkeypatch.setattr("kernels.backend.importlib.util.find_spec", lambda name: None)
+    assert choose_kernel_settings(None, num_layers=3).interpreted_layers == ()
+    with pytest.raises(InvalidInput, match="interpret"):
+        choose_kernel_settings(None, (1,), num_layers=3)
