@@ -1,0 +1,147 @@
+"""What the fields of a scenario must have to do with each other, as far as it can be seen without a model."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+
+from engine.trace import events
+from engine.trace.events import CauseKind
+from scenarios.messages import did_you_mean
+from scenarios.problems import Path, Problem
+from scenarios.schema import POINT_KINDS, SELECTOR_KINDS, Expectation, Scenario, Selector
+
+_EVENTS: dict[str, type[events.Event]] = {str(t.__struct_config__.tag): t for t in typing.get_args(events.AnyEvent)}
+_STATUSES = ("WAITING", "RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_ERROR")
+_EVENT_FACTS = ("block_ids", "slots", "num_hit_tokens")
+_BY_REQUEST = ("block_table", "status", "num_computed_tokens", "tokens", "output_text")
+_LISTS_OF_REQUESTS = ("running", "waiting")
+_BY_BLOCK = ("num_filled", "block_tokens", "ref_cnt")
+_LISTS_OF_BLOCKS = ("free_queue", "free_queue_starts_with", "hashed")
+
+
+def check(scenario: Scenario) -> list[Problem]:
+    """All problems of a scenario whose fields are right one by one."""
+    return [scenario.origin.problem(path, message) for path, message in _found(scenario)]
+
+
+def _found(scenario: Scenario) -> Iterator[tuple[Path, str]]:
+    yield from _config(scenario)
+    yield from _requests(scenario)
+    yield from _actions(scenario)
+    for part in ("notes", "questions", "expect"):
+        for index, entry in enumerate(getattr(scenario, part)):
+            yield from _selector(scenario, (part, index, "at"), entry.at)
+    for index, expectation in enumerate(scenario.expect):
+        yield from _expectation(scenario, ("expect", index), expectation)
+
+
+def _config(scenario: Scenario) -> Iterator[tuple[Path, str]]:
+    config = scenario.config
+    seen: set[int] = set()
+    for index, block_id in enumerate(config.free_queue_order):
+        path: Path = ("config", "free_queue_order", index)
+        if block_id == 0:
+            yield path, "block 0 is the null block and is never handed out; take it out of the list"
+        elif not 0 < block_id < config.num_blocks:
+            yield path, f"there is no block {block_id}; the pool has the blocks 1 to {config.num_blocks - 1} besides the null block"
+        elif block_id in seen:
+            yield path, f"block {block_id} stands in the list twice; it can be handed out first only once"
+        seen.add(block_id)
+
+
+def _requests(scenario: Scenario) -> Iterator[tuple[Path, str]]:
+    first: dict[str, int] = {}
+    for index, request in enumerate(scenario.requests):
+        path: Path = ("requests", index)
+        if request.id in first:
+            yield (*path, "id"), f"the id “{request.id}” is used twice, first by requests[{first[request.id]}]; give each request its own"
+        first.setdefault(request.id, index)
+        if request.prompt is None and request.prompt_token_ids is None:
+            yield path, "this request has no prompt; give it a “prompt” (a text) or “prompt_token_ids” (a list of numbers)"
+        if request.prompt is not None and request.prompt_token_ids is not None:
+            yield path, "this request has a prompt and prompt_token_ids; keep one of them"
+        if len(request.force) > request.output_limit:
+            yield (*path, "force"), f"{len(request.force)} outputs are forced, but max_tokens is {request.output_limit}; raise it or force fewer"
+        if scenario.model == "none" and len(request.force) < request.output_limit:
+            message = f"without a model every output must be forced: {len(request.force)} of {request.output_limit} are; force the rest or name a model"
+            yield (*path, "force"), message
+        if request.priority and scenario.config.policy != "priority":
+            yield (*path, "priority"), "a priority matters only under the policy “priority”; set config.policy to it, or leave the priority out"
+
+
+def _actions(scenario: Scenario) -> Iterator[tuple[Path, str]]:
+    for index, action in enumerate(scenario.actions):
+        path: Path = ("actions", index)
+        if action.do == "abort" and action.request is None:
+            yield path, "it is not said which request is to be aborted; add “request”"
+        elif action.do != "abort" and action.request is not None:
+            yield (*path, "request"), f"{action.do} concerns no single request; leave “request” out"
+        elif action.request is not None:
+            yield from _request_id(scenario, (*path, "request"), action.request)
+
+
+def _selector(scenario: Scenario, path: Path, at: Selector) -> Iterator[tuple[Path, str]]:
+    if at.kind not in SELECTOR_KINDS:
+        yield (*path, "kind"), f"there is no event of the kind “{at.kind}”; {did_you_mean(at.kind, SELECTOR_KINDS)}"
+    if at.nth == 0:
+        yield (*path, "nth"), "events are counted from 1 (and from -1 at the end); there is no 0th"
+    if at.kind in POINT_KINDS and (at.request is not None or at.step is not None or at.nth != 1):
+        yield path, f"“{at.kind}” is a single frame; leave request, nth and step out"
+    if at.request is not None:
+        yield from _request_id(scenario, (*path, "request"), at.request)
+
+
+def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> Iterator[tuple[Path, str]]:
+    facts = expectation.facts
+    if not facts:
+        yield path, "nothing is expected here; add a fact such as “free_queue: [1, 2]”, or take the entry out"
+    for name, value in facts.items():
+        here: Path = (*path, name)
+        if name in _BY_REQUEST:
+            for request_id in value:
+                yield from _request_id(scenario, (*here, request_id), request_id)
+        elif name in _LISTS_OF_REQUESTS:
+            for index, request_id in enumerate(value):
+                yield from _request_id(scenario, (*here, index), request_id)
+        elif name in _BY_BLOCK:
+            for block_id in value:
+                yield from _block_id(scenario, (*here, block_id), block_id)
+        elif name in _LISTS_OF_BLOCKS:
+            for index, block_id in enumerate(value):
+                yield from _block_id(scenario, (*here, index), block_id)
+        elif name == "count":
+            for kind in value:
+                if kind not in _EVENTS:
+                    yield (*here, kind), f"there is no event of the kind “{kind}”; {did_you_mean(kind, _EVENTS)}"
+        elif name == "cause" and value not in [c.value for c in CauseKind]:
+            yield here, f"there is no cause of the kind “{value}”; {did_you_mean(value, [c.value for c in CauseKind])}"
+    for request_id, status in (expectation.status or {}).items():
+        if status not in _STATUSES:
+            yield (*path, "status", request_id), f"there is no status “{status}”; {did_you_mean(status, _STATUSES)}"
+    yield from _event_facts(path, expectation)
+
+
+def _event_facts(path: Path, expectation: Expectation) -> Iterator[tuple[Path, str]]:
+    kind = expectation.at.kind
+    given = [(name, (*path, name)) for name in _EVENT_FACTS if getattr(expectation, name) is not None]
+    given += [(name, (*path, "event", name)) for name in expectation.event or {}]
+    if kind in POINT_KINDS:
+        for name, place in given:
+            yield place, f"“{kind}” is a frame and not an event, so it has no {name}; select an event"
+    elif kind in _EVENTS:
+        fields = [f for f in _EVENTS[kind].__struct_fields__ if f != "cause"]
+        for name, place in given:
+            if name not in fields:
+                yield place, f"the event {kind} has no field “{name}”; its fields are {', '.join(fields)}"
+
+
+def _request_id(scenario: Scenario, path: Path, request_id: str) -> Iterator[tuple[Path, str]]:
+    ids = [r.id for r in scenario.requests]
+    if request_id not in ids:
+        yield path, f"there is no request “{request_id}”; {did_you_mean(request_id, ids)}"
+
+
+def _block_id(scenario: Scenario, path: Path, block_id: int) -> Iterator[tuple[Path, str]]:
+    if not 0 <= block_id < scenario.config.num_blocks:
+        yield path, f"there is no block {block_id}; the pool has the blocks 0 to {scenario.config.num_blocks - 1}"

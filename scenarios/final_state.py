@@ -1,0 +1,85 @@
+"""The last frame of a run in the field names of the conformance recordings, so that a run can be compared with vLLM's own states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.trace.frame import Frame, RequestState, Trace
+from scenarios.expectations import Decode
+
+
+def final_state(trace: Trace) -> dict[str, Any]:
+    """`free`, `num_free`, `usage`, `ref`, `hash`, `hash_tokens`, `map` and `requests` of the last frame, all plain data.
+
+    Hashes have readable names: ``A@8`` is the hash of the first 8 tokens of the first request that had this prefix. Finished requests without blocks
+    are left out.
+    """
+    frame = trace.frames[-1]
+    names = _HashNames(trace)
+    many = _keys_with_many(trace)
+    num_usable = len(frame.blocks) - 1
+    return {
+        "free": list(frame.free_queue),
+        "num_free": len(frame.free_queue),
+        "usage": round(1 - len(frame.free_queue) / num_usable, 4) if num_usable else 0.0,
+        "ref": {str(b.block_id): b.ref_cnt for b in frame.blocks if b.ref_cnt and not b.is_null},
+        "hash": {str(b.block_id): names(b.block_hashes[0]) for b in frame.blocks if b.block_hashes},
+        "hash_tokens": {str(b.block_id): b.num_hash_tokens for b in frame.blocks if b.block_hashes},
+        "map": {names(key): list(ids) if key in many else ids[0] for key, ids in frame.hash_map},
+        "requests": {r.request_id: _request(r) for r in frame.requests if not r.status.startswith("FINISHED") or any(r.block_ids)},
+    }
+
+
+def outputs(trace: Trace, decode: Decode) -> dict[str, dict[str, Any]]:
+    """Per request that arrived: the text and the token ids of its outputs, the positions that were forced, and its status."""
+    found: dict[str, dict[str, Any]] = {}
+    for request in trace.frames[-1].requests:
+        token_ids = list(request.token_ids[request.num_prompt_tokens :])
+        found[request.request_id] = {"text": decode(token_ids), "token_ids": token_ids, "forced_positions": list(request.forced), "status": request.status}
+    return found
+
+
+def _request(request: RequestState) -> dict[str, Any]:
+    return {
+        "status": request.status,
+        "num_tokens": len(request.token_ids),
+        "computed": request.num_computed_tokens,
+        "n_hashes": len(request.block_hashes),
+        "blocks": [list(table) for table in request.block_ids],
+        "cached": list(request.num_cached_block),
+    }
+
+
+class _HashNames:
+    """Names are learnt frame by frame, from all requests in order of arrival."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._names: dict[str, str] = {}
+        self._several_groups = any(len(r.block_ids) > 1 for r in trace.frames[-1].requests)
+        block_size = len(trace.frames[0].blocks[0].token_ids)
+        last: Any = None
+        for frame in trace.frames:
+            if frame.requests is not last:
+                self._learn(frame, block_size)
+            last = frame.requests
+
+    def _learn(self, frame: Frame, block_size: int) -> None:
+        for request in frame.requests:
+            for index, digest in enumerate(request.block_hashes):
+                self._names.setdefault(digest, f"{request.request_id}@{(index + 1) * block_size}")
+
+    def __call__(self, key: str) -> str:
+        digest, _, group_id = key.partition(":")
+        name = self._names.get(digest, digest[:8])
+        return f"{name}/g{group_id}" if self._several_groups else name
+
+
+def _keys_with_many(trace: Trace) -> set[str]:
+    """Keys under which a second block was registered since they came into the map: they stay lists, even when one block is left (R1.10)."""
+    many: set[str] = set()
+    last: Any = None
+    for frame in trace.frames:
+        if frame.hash_map != last:
+            many = {key for key, ids in frame.hash_map if len(ids) > 1 or key in many}
+        last = frame.hash_map
+    return many

@@ -1,0 +1,136 @@
+"""Turns the texts of a scenario into token ids, and refuses what the chosen model or the pool can never serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.core.output import SamplingParams
+from engine.models import Tokenizer
+from engine.session import ActionSpec, RequestSpec, SessionConfig
+from scenarios.messages import shown
+from scenarios.problems import Path, Problem, ScenarioError
+from scenarios.schema import RequestPart, Scenario
+
+
+def session_config(scenario: Scenario) -> SessionConfig:
+    """The scenario's settings as the session takes them."""
+    config = scenario.config
+    return SessionConfig(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        hash_algo=config.prefix_caching_hash_algo,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        watermark=config.watermark,
+        scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+        policy=config.policy,
+        free_queue_order=tuple(config.free_queue_order),
+        seed=config.seed,
+    )
+
+
+def action_specs(scenario: Scenario) -> tuple[ActionSpec, ...]:
+    """The scenario's actions as the session takes them."""
+    return tuple(ActionSpec(a.at_step, a.do, a.request) for a in scenario.actions)
+
+
+def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str) -> tuple[RequestSpec, ...]:
+    """The scenario's requests with token ids of `model`.
+
+    Raises ScenarioError with everything that this model or the pool cannot serve: a token outside the vocabulary, a forced text that is not exactly
+    one token, a request that is longer than the pool or than `max_model_len`.
+    """
+    problems: list[Problem] = []
+    specs: list[RequestSpec] = []
+    for index, request in enumerate(scenario.requests):
+        path: Path = ("requests", index)
+        prompt, found = _prompt(request, path, tokenizer, model)
+        forced, more = _forced(request, path, tokenizer, model)
+        found += more
+        if not found:
+            found += _length(scenario, request, path, len(prompt))
+        problems += [scenario.origin.problem(place, message) for place, message in found]
+        specs.append(
+            RequestSpec(
+                request_id=request.id,
+                prompt_token_ids=tuple(prompt),
+                sampling_params=SamplingParams(
+                    max_tokens=request.output_limit,
+                    temperature=request.temperature,
+                    seed=scenario.config.seed if request.seed is None else request.seed,
+                    stop_token_ids=() if request.ignore_eos else tuple(tokenizer.stop_token_ids),
+                    forced_token_ids=tuple(forced),
+                ),
+                arrival_step=request.arrives_at_step,
+                cache_salt=request.cache_salt,
+                priority=request.priority,
+            )
+        )
+    if problems:
+        raise ScenarioError(problems)
+    return tuple(specs)
+
+
+_Found = list[tuple[Path, str]]
+
+
+def _prompt(request: RequestPart, path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], _Found]:
+    if request.prompt is not None:
+        token_ids = tokenizer.encode(request.prompt)
+        return token_ids, [] if token_ids else [((*path, "prompt"), f"this text has no token for {model}; write at least one word")]
+    token_ids = list(request.prompt_token_ids or ())
+    return token_ids, list(_outside(token_ids, (*path, "prompt_token_ids"), tokenizer, model))
+
+
+def _forced(request: RequestPart, path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], _Found]:
+    token_ids: list[int] = []
+    found: _Found = []
+    for index, reference in enumerate(request.force):
+        place: Path = (*path, "force", index)
+        if isinstance(reference, int):
+            found += _outside([reference], place, tokenizer, model, whole=True)
+            token_ids.append(reference)
+            continue
+        pieces = tokenizer.encode(reference)
+        if len(pieces) == 1:
+            token_ids.append(pieces[0])
+            continue
+        other = reference[1:] if reference.startswith(" ") else f" {reference}"
+        texts = ", ".join(f"“{tokenizer.token_text(t)}”" for t in pieces) or "none"
+        near = len(tokenizer.encode(other)) == 1
+        mend = f"write “{other}”, which is one" if near else "force them one by one, or take another word"
+        found.append((place, f"{shown(reference)} is {len(pieces)} tokens of {model} ({texts}) and must be exactly 1; {mend}"))
+    return token_ids, found
+
+
+def _outside(token_ids: list[int], path: Path, tokenizer: Tokenizer, model: str, *, whole: bool = False) -> Iterator[tuple[Path, str]]:
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < tokenizer.vocab_size:
+            place = path if whole else (*path, index)
+            yield place, f"there is no token {token_id}; the vocabulary of {model} goes from 0 to {tokenizer.vocab_size - 1}"
+
+
+def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tokens: int) -> _Found:
+    config = scenario.config
+    field = "prompt" if request.prompt is not None else "prompt_token_ids"
+    limit = config.max_model_len
+    if limit is not None and num_prompt_tokens >= limit:
+        message = f"the prompt has {num_prompt_tokens} tokens, but with max_model_len {limit} at most {limit - 1} can be followed by an output"
+        return [((*path, field), f"{message}; shorten it or raise max_model_len")]
+    usable = config.num_blocks - 1
+    pool = f"the pool has {usable} usable {'block' if usable == 1 else 'blocks'} (num_blocks {config.num_blocks} less the null block 0)"
+    needed = -(-num_prompt_tokens // config.block_size)
+    if needed > usable:
+        message = f"a prompt of {num_prompt_tokens} tokens needs {needed} blocks of {config.block_size}, but {pool}"
+        return [((*path, field), f"{message}; shorten it or set num_blocks to {needed + 1} or more")]
+    num_tokens = num_prompt_tokens + request.output_limit
+    num_tokens = num_tokens if limit is None else min(num_tokens, limit)
+    needed = -(-num_tokens // config.block_size)
+    if needed > usable:
+        message = f"{num_prompt_tokens} prompt tokens and {request.output_limit} outputs need {needed} blocks of {config.block_size}, but {pool}"
+        place = (*path, "max_tokens") if request.max_tokens is not None else path
+        return [(place, f"{message}; lower max_tokens or set num_blocks to {needed + 1} or more")]
+    return []

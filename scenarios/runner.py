@@ -1,0 +1,86 @@
+"""Runs scenarios: a session from a scenario, its expectations checked, its notes placed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.errors import PagewalkError
+from engine.models import Tokenizer, load_tokenizer
+from engine.session import NO_MODEL, InterpretedLayers, Session
+from engine.trace.frame import Frame, Trace
+from scenarios.expectations import Failure, check_expectations, select
+from scenarios.loader import load_scenario
+from scenarios.resolve import action_specs, request_specs, session_config
+from scenarios.schema import Scenario
+
+VOCABULARY_WITHOUT_MODEL = "tiny"
+"""Whose tokens a scenario uses that runs no model."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: what was recorded, which expectations failed, and the error that ended it (None: it came to its own end)."""
+
+    scenario: Scenario
+    trace: Trace
+    failures: list[Failure]
+    error: PagewalkError | None
+
+
+def open_session(
+    scenario: Scenario | str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    backend: str | None = None,
+    interpreted_layers: InterpretedLayers = None,
+) -> Session:
+    """A session that will run the scenario, at its start. A text is the id of a scene or the path of a file; `model` replaces the scenario's own.
+
+    Raises InvalidInput for an unknown scene, model or backend and ScenarioError for everything wrong inside the scenario. Loads no weights and no
+    torch; the session does when it comes to the first execution of the model.
+    """
+    scenario = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    name = model or scenario.model
+    tokenizer = load_vocabulary(name)
+    return Session(
+        session_config(scenario),
+        request_specs(scenario, tokenizer, name),
+        action_specs(scenario),
+        vocabulary=tokenizer.token_text,
+        model_name=name,
+        backend=backend,
+        interpreted_layers=interpreted_layers,
+        scenario=scenario.plain(),
+    )
+
+
+def load_vocabulary(model: str) -> Tokenizer:
+    """The tokenizer that a scenario for `model` is read with. Raises InvalidInput for an unknown model."""
+    return load_tokenizer(VOCABULARY_WITHOUT_MODEL if model == NO_MODEL else model)
+
+
+def run(
+    scenario: Scenario | str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    backend: str | None = None,
+    interpreted_layers: InterpretedLayers = None,
+) -> RunResult:
+    """Run a scenario to its end and check what it expects. Arguments and errors as in `open_session`; an engine error is in the result."""
+    scenario = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    session = open_session(scenario, model=model, backend=backend, interpreted_layers=interpreted_layers)
+    trace = session.run_to_end()
+    failures = check_expectations(scenario, trace, load_vocabulary(model or scenario.model).decode)
+    return RunResult(scenario, trace, failures, session.error)
+
+
+def resolve_notes(scenario: Scenario, frames: Sequence[Frame]) -> dict[int, str]:
+    """Frame number (`seq`) -> the scenario's sentence for it. Notes whose event is not among `frames` (yet) are left out; several at one frame are joined."""
+    notes: dict[int, str] = {}
+    for note in scenario.notes:
+        frame = select(note.at, frames)
+        if frame is not None:
+            notes[frame.seq] = f"{notes[frame.seq]} {note.say}" if frame.seq in notes else note.say
+    return notes

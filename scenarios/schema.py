@@ -1,0 +1,216 @@
+"""What a scenario may say. Unknown fields and wrong types are refused; names are vLLM's wherever vLLM has one.
+
+A scenario is one idea: settings, requests, what is done to them, sentences for the learner, and facts that must hold. `notes`, `questions` and
+`expect` say where they belong by naming an event, never a frame number, so that they survive every change in how finely a run is recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic.json_schema import WithJsonSchema
+
+from engine.trace.events import EVENT_KINDS
+from scenarios.yaml_source import Source
+
+MAX_NUM_BLOCKS = 8192
+MAX_BLOCK_SIZE = 256
+MAX_STEPS = 100_000
+ID_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+REQUEST_ID_PATTERN = r"^\w[\w.-]*$"
+POINT_KINDS = ("start", "end")
+"""Selectors that name no event: the first frame and the last one."""
+SELECTOR_KINDS: tuple[str, ...] = (*POINT_KINDS, *EVENT_KINDS)
+
+PredictionKind: TypeAlias = Literal["next_free_block", "num_hit_tokens", "ref_cnt", "slot", "evicted_block", "end_of_free_queue"]
+"""What a learner can be asked to predict before the event happens: the block handed out next, the length of a prefix-cache hit, a reference count,
+a physical slot, the cached block that is evicted, or whether a freed block goes to the head or the tail of the free queue."""
+
+
+def _digits_to_int(value: Any) -> Any:
+    """A block id that was a key in JSON, where keys are texts."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else value
+
+
+def _point(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Key = Annotated[int, BeforeValidator(_digits_to_int), Field(ge=0)]
+RequestId = Annotated[str, Field(pattern=REQUEST_ID_PATTERN, max_length=40)]
+Sentence = Annotated[str, Field(min_length=1, max_length=600)]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+def _token_reference(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("a forced token is the text of one token or its id")
+    if value == "":
+        raise ValueError("a forced token cannot be an empty text")
+    if isinstance(value, int) and value < 0:
+        raise ValueError("a token id cannot be negative")
+    return value
+
+
+TokenReference = Annotated[Any, BeforeValidator(_token_reference), WithJsonSchema({"type": ["string", "integer"]})]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Config(_Part):
+    """The engine's settings. Sizes in blocks and tokens. `free_queue_order`: the pool is prepared so that these blocks are handed out first, in this
+    order (rule S24). vLLM: CacheConfig and SchedulerConfig."""
+
+    num_blocks: int = Field(ge=2, le=MAX_NUM_BLOCKS, description="blocks in the pool, with the null block 0, which holds no tokens")
+    block_size: int = Field(ge=1, le=MAX_BLOCK_SIZE, description="tokens per block")
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor"] = "sha256_cbor"
+    max_num_batched_tokens: int = Field(64, ge=1, le=65536, description="token budget of one engine step")
+    max_num_seqs: int = Field(8, ge=1, le=256, description="requests that may run at the same time")
+    max_model_len: int | None = Field(None, ge=1, le=1_000_000)
+    long_prefill_token_threshold: int = Field(0, ge=0, le=65536)
+    watermark: float = Field(0.0, ge=0.0, lt=1.0)
+    scheduler_reserve_full_isl: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    free_queue_order: list[int] = Field([], description="blocks that are handed out first, in this order")
+    seed: int = Field(0, ge=0)
+
+
+class RequestPart(_Part):
+    """One request. Its prompt is a text or token ids. `force` dictates the first outputs (marked as forced on screen); without it the model decides."""
+
+    id: RequestId
+    prompt: str | None = Field(None, min_length=1)
+    prompt_token_ids: list[TokenId] | None = Field(None, min_length=1)
+    max_tokens: int | None = Field(None, ge=1, le=4096, description="how many outputs it may have; default: as many as are forced, else 16")
+    temperature: float = Field(0.0, ge=0.0, le=10.0)
+    seed: int | None = Field(None, ge=0)
+    force: list[TokenReference] = []
+    ignore_eos: bool = False
+    arrives_at_step: int = Field(1, ge=1, le=MAX_STEPS, description="it arrives before this engine step is scheduled, counted from 1")
+    cache_salt: str | None = Field(None, min_length=1)
+    priority: int = Field(0, description="smaller is served first, under the policy “priority”")
+
+    @property
+    def output_limit(self) -> int:
+        """How many outputs it may have."""
+        return self.max_tokens if self.max_tokens is not None else len(self.force) or 16
+
+
+class Action(_Part):
+    """Something done to the engine before a step is scheduled."""
+
+    at_step: int = Field(ge=1, le=MAX_STEPS)
+    do: Literal["abort", "reset_prefix_cache"]
+    request: str | None = None
+
+
+class Selector(_Part):
+    """Names an event: the `nth` one (from 1; -1 is the last) of this `kind`, of this `request`, in this engine `step`; what is left out does not matter.
+
+    A text alone is the kind. `start` and `end` are the first and the last frame.
+    """
+
+    kind: str
+    request: str | None = None
+    nth: int = 1
+    step: int | None = Field(None, ge=0)
+
+
+At = Annotated[Selector, BeforeValidator(_point)]
+
+
+class Note(_Part):
+    """A sentence for the learner, shown at the event it belongs to."""
+
+    at: At
+    say: Sentence
+
+
+class Question(_Part):
+    """A prediction asked before the event is shown; the engine grades it."""
+
+    at: At
+    ask: PredictionKind
+
+
+class Expectation(_Part):
+    """Facts that must hold in the frame that `at` names. Blocks are named by their physical id."""
+
+    at: At
+    # the state
+    free_queue: list[int] | None = Field(None, description="the whole free queue, head first")
+    free_queue_starts_with: list[int] | None = None
+    num_free: int | None = None
+    block_table: dict[str, list[int]] | None = Field(None, description="request -> physical block ids in logical order")
+    num_filled: dict[Key, int] | None = Field(None, description="block -> slots that hold a key and a value")
+    block_tokens: dict[Key, list[str | None]] | None = Field(None, description="block -> text of the token in each slot, null for an empty slot")
+    ref_cnt: dict[Key, int] | None = None
+    hashed: list[int] | None = Field(None, description="all blocks that bear a hash, in order of id")
+    hash_map_size: int | None = Field(None, description="distinct keys in the prefix cache")
+    status: dict[str, str] | None = None
+    num_computed_tokens: dict[str, int] | None = None
+    tokens: dict[str, list[str]] | None = Field(None, description="request -> texts of its output tokens so far")
+    output_text: dict[str, str] | None = Field(None, description="request -> its outputs as one text")
+    slot: dict[Key, int] | None = Field(None, description="position in the event's request -> physical slot")
+    slot_mapping: list[int] | None = Field(None, description="of the batch prepared last")
+    running: list[str] | None = None
+    waiting: list[str] | None = None
+    count: dict[str, int] | None = Field(None, description="kind of event -> how many there were up to here")
+    # the event
+    block_ids: list[int] | None = None
+    slots: list[int] | None = None
+    num_hit_tokens: int | None = None
+    cause: str | None = Field(None, description="kind of cause")
+    event: dict[str, Any] | None = Field(None, description="any other fields of the event")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts that are given, by name."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "at" and getattr(self, name) is not None}
+
+
+class Scenario(_Part):
+    """One scene: lesson, demo and regression test at once."""
+
+    id: str = Field(pattern=ID_PATTERN, max_length=60)
+    title: Sentence
+    source: Sentence
+    goal: Sentence = Field(description="one sentence: what somebody knows after watching it")
+    model: str = Field("tiny", min_length=1, description="a model's name, or “none” to run the memory manager alone")
+    config: Config
+    requests: list[RequestPart] = Field(min_length=1, max_length=256)
+    actions: list[Action] = []
+    notes: list[Note] = []
+    questions: list[Question] = []
+    expect: list[Expectation] = []
+
+    _source: Source = PrivateAttr(default_factory=lambda: Source("the scenario"))
+    _group: str | None = PrivateAttr(default=None)
+
+    @property
+    def group(self) -> str | None:
+        """The folder of the library it comes from: paper, vllm, limits or bugs. None for a scenario of one's own."""
+        return self._group
+
+    @property
+    def origin(self) -> Source:
+        """Where its parts stand in its file."""
+        return self._source
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data that JSON can carry; `scenarios.loader.scenario_from_data` reads it back."""
+        return {**self.model_dump(mode="json", exclude_unset=True), "group": self._group}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a scenario file, for editors and for `python -m scenarios schema`."""
+    schema = Scenario.model_json_schema()
+    parts = schema["$defs"]
+    parts["Selector"]["properties"]["kind"]["enum"] = list(SELECTOR_KINDS)
+    for name in ("Note", "Question", "Expectation"):
+        parts[name]["properties"]["at"] = {"anyOf": [{"enum": list(SELECTOR_KINDS)}, {"$ref": "#/$defs/Selector"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,0 +1,40 @@
+"""A run as plain text: one line per frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.trace.events import kind_of
+from engine.trace.frame import Frame, Trace
+
+MAX_VALUE = 72
+
+
+def walk(trace: Trace, notes: dict[int, str]) -> Iterator[str]:
+    """One line per frame (number, engine step, operation, event, its fields, its cause); a scenario's note follows its frame, indented."""
+    for frame in trace.frames:
+        yield frame_line(frame, trace)
+        if frame.seq in notes:
+            yield f"{'':>5} │ {notes[frame.seq]}"
+
+
+def frame_line(frame: Frame, trace: Trace) -> str:
+    """``  12  step 2  schedule            blocks_allocated    A  block_ids=[3]  (head_of_free_queue: num_required=1)``."""
+    event = frame.event
+    skip = ("cause", "request_id", "group_id")
+    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in skip}
+    if "token_id" in fields:
+        fields["text"] = trace.header.vocabulary.get(fields["token_id"], "")
+    facts = ", ".join(f"{name}={_value(value)}" for name, value in event.cause.facts.items())
+    cause = f"({event.cause.kind.value}{': ' if facts else ''}{facts})"
+    shown = "  ".join(f"{name}={_value(value)}" for name, value in fields.items())
+    line = f"{frame.seq:>5}  step {frame.step:<3} {frame.op:<20} {kind_of(event):<19} {event.request_id or '-':<4} {shown}  {cause}"
+    return " ".join(line.splitlines()).rstrip()
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(v, int) for v in value):
+        value = [int(v) for v in value]
+    text = value if isinstance(value, str) and value.isalnum() else repr(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
