@@ -143,8 +143,10 @@ class Scheduler:
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
             num_wanted = request.num_tokens - request.num_computed_tokens
-            num_new_tokens = min(self._capped(num_wanted), plan.token_budget, self.scheduler_config.max_model_len - request.num_computed_tokens)
-            if num_new_tokens == 0:
+            num_new_tokens = min(self._capped(num_wanted), plan.token_budget)
+            # One place stays free for the token that this step will give.
+            num_new_tokens = min(num_new_tokens, self.scheduler_config.max_model_len - 1 - request.num_computed_tokens)
+            if num_new_tokens <= 0:
                 index += 1
                 continue
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)

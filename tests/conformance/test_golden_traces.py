@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.conformance import drive
+from tests.conformance.manager_driver import why_unsupported
 
 HERE = Path(__file__).parent
 SCENARIOS: list[dict[str, Any]] = json.loads((HERE / "scenarios.json").read_text(encoding="utf-8"))
 GOLDEN: dict[str, dict[str, Any]] = {trace["name"]: trace for trace in json.loads((HERE / "golden_traces.json").read_text(encoding="utf-8"))}
 
 
-def load_driver() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pagewalk_conformance_drive", HERE / "drive.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-drive = load_driver()
-SUPPORTED = [scenario for scenario in SCENARIOS if drive.why_unsupported(scenario) is None]
+SUPPORTED = [scenario for scenario in SCENARIOS if why_unsupported(scenario) is None]
 
 # By name, so that no scenario can drop out unnoticed. What is missing needs other attention types, several groups, or asynchronous scheduling.
 COVERED = "T1 S1 P1 P2 P3 T2 T3 T4 T5 T6 T15 T17 T19 T21 T24 T25 T32 T33 T34 T37 T38 T39 P4 P5"
@@ -62,7 +53,7 @@ def test_same_states_as_vllm(scenario: dict[str, Any]) -> None:
 
 def test_unsupported_scenarios_say_so() -> None:
     for scenario in SCENARIOS:
-        if drive.why_unsupported(scenario) is not None:
+        if why_unsupported(scenario) is not None:
             (step,) = drive.run(scenario)["steps"]
             assert step["op"] == "BUILD"
             assert step["error"].startswith("InvalidInput: not supported: ")
