@@ -106,10 +106,9 @@ def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> It
                 yield from _request_id(scenario, (*here, index), request_id)
         elif name in _BY_BLOCK:
             for block_id in value:
-                yield from _block_id(scenario, (*here, block_id), block_id)
+                yield from _block_ids(scenario, (*here, block_id), [block_id])
         elif name in _LISTS_OF_BLOCKS:
-            for index, block_id in enumerate(value):
-                yield from _block_id(scenario, (*here, index), block_id)
+            yield from _block_ids(scenario, here, value)
         elif name == "count":
             for kind in value:
                 if kind not in _EVENTS:
@@ -142,6 +141,8 @@ def _request_id(scenario: Scenario, path: Path, request_id: str) -> Iterator[tup
         yield path, f"there is no request “{request_id}”; {did_you_mean(request_id, ids)}"
 
 
-def _block_id(scenario: Scenario, path: Path, block_id: int) -> Iterator[tuple[Path, str]]:
-    if not 0 <= block_id < scenario.config.num_blocks:
-        yield path, f"there is no block {block_id}; the pool has the blocks 0 to {scenario.config.num_blocks - 1}"
+def _block_ids(scenario: Scenario, path: Path, block_ids: list[int]) -> Iterator[tuple[Path, str]]:
+    unknown = [str(b) for b in block_ids if not 0 <= b < scenario.config.num_blocks]
+    if unknown:
+        what = f"is no block {unknown[0]}" if len(unknown) == 1 else f"are no blocks {', '.join(unknown)}"
+        yield path, f"there {what}; the pool has the blocks 0 to {scenario.config.num_blocks - 1}"
