@@ -85,9 +85,8 @@ def variants() -> list[KernelVariant]:
         KernelVariant("page gather", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": False}),
         KernelVariant("page scatter", copy_pages_kernel, pages, copies | {"GATHER": False, "SCATTER": True}),
         _attention("attention decode bf16 D64", "bf16", 64, 3, 0, 16, 64),
-        _attention("attention mixed bf16 D64", "bf16", 64, 3, 0, 64, 64),
-        _attention("attention mixed fp16 D128 window", "fp16", 128, 4, 512, 64, 64),
-        _attention("attention mixed bf16 D256", "bf16", 256, 4, 0, 64, 32),
+        _attention("attention mixed fp16 D64 window", "fp16", 64, 3, 512, 64, 64),
+        _attention("attention mixed bf16 D256", "bf16", 256, 4, 0, 32, 32),
         _attention("attention decode fp32 D64", "fp32", 64, 3, 0, 16, 64),
     ]
 

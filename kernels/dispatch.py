@@ -84,6 +84,8 @@ def reshape_and_cache(
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}, but {slot_mapping.shape[0]} tokens of {tuple(key_cache.shape[2:])} are to be written."
             )
+        if tensor.dtype != key_cache.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, but the caches hold {key_cache.dtype}; convert one of them.")
     if slot_mapping.shape[0] == 0:
         return
     _implementation(backend).reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
@@ -135,6 +137,8 @@ def paged_attention(
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     elif out.shape != query.shape:
         raise ValueError(f"out has shape {tuple(out.shape)}, but query has {tuple(query.shape)}.")
+    if out.dtype != query.dtype or key_cache.dtype != query.dtype:
+        raise ValueError(f"query is {query.dtype}, the caches hold {key_cache.dtype} and out is {out.dtype}; all three must be the same.")
     if num_reqs == 0 or query.shape[0] == 0:
         return out
     _implementation(backend).paged_attention(
@@ -160,6 +164,8 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pair
         )
     if block_pairs.shape[0] == 0 or not key_caches:
         return
+    if not all(cache[0].is_contiguous() for cache in (*key_caches, *value_caches)):
+        raise ValueError("A block of the caches is not contiguous in memory; blocks are copied as whole pages.")
     _implementation(backend).copy_blocks(key_caches, value_caches, block_pairs)
 
 
@@ -185,3 +191,5 @@ def _expect_caches(key_cache: Tensor, value_cache: Tensor) -> None:
             f"The caches have shapes {tuple(key_cache.shape)} and {tuple(value_cache.shape)} and dtypes {key_cache.dtype} and"
             f" {value_cache.dtype}; both must be the same [num_blocks, block_size, num_kv_heads, head_dim]."
         )
+    if key_cache.stride(-1) != 1 or value_cache.stride(-1) != 1:
+        raise ValueError("The caches' last dimension, head_dim, must be dense in memory (stride 1).")

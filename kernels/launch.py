@@ -179,7 +179,9 @@ class Launcher:
             longest = int(query_start_loc.diff().max())
             return next_power_of_2(group * max(1, min(longest, INTERPRETED_BLOCK_Q)))
         all_decodes = query.shape[0] <= query_start_loc.shape[0] - 1
-        return max(16 if all_decodes else 64, next_power_of_2(group))
+        # More rows reuse each key more often; wider heads leave fewer registers for them.
+        rows = 16 if all_decodes else 64 if query.shape[2] <= 128 else 32
+        return max(rows, next_power_of_2(group))
 
     def copy_blocks(self, key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor) -> None:
         """Per cache: gather the source pages into a buffer, then scatter it, so that no read follows a write (R6.7)."""

@@ -47,8 +47,8 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     token = torch.nonzero(slot_mapping >= 0).squeeze(1)
     slot = slot_mapping[token]
     block, offset = slot // block_size, slot % block_size
-    key_cache[block, offset] = key[token].to(key_cache.dtype)
-    value_cache[block, offset] = value[token].to(value_cache.dtype)
+    key_cache[block, offset] = key[token]
+    value_cache[block, offset] = value[token]
 
 
 def paged_attention(
