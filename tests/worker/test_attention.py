@@ -6,7 +6,18 @@ import threading
 
 import pytest
 import torch
-from transformers import BloomConfig, BloomForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from engine.errors import EngineError, InvalidInput
 from engine.worker.kernel_settings import KernelSettings
@@ -15,10 +26,12 @@ from kernels import Backend
 from tests.worker.harness import (
     INTERPRET,
     ONE_LAYER,
+    TOLERANCE,
     TORCH,
     VOCAB_SIZE,
     Driver,
     dynamic_cache_generation,
+    dynamic_cache_logits,
     make_runner,
     random_llama,
     random_prompt,
@@ -88,6 +101,30 @@ def test_qwen_with_biases_runs() -> None:
     reference = untouched_copy(model)
     prompt = random_prompt(10, seed=7)
     assert generate(Driver(make_runner(model, kernel_settings=ONE_LAYER)), prompt, 6) == dynamic_cache_generation(reference, prompt, 6)
+
+
+def test_gemma_3_keeps_its_own_scale_and_its_windows() -> None:
+    """Scores are scaled by query_pre_attn_scalar, not by the head size; windowed and full layers alternate."""
+    torch.manual_seed(2)
+    config = Gemma3TextConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+        max_position_embeddings=256, sliding_window=5, query_pre_attn_scalar=3, initializer_range=0.3,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    model = Gemma3ForCausalLM(config).eval()
+    reference = untouched_copy(model)
+    prompt = random_prompt(17, seed=7)
+    driver = Driver(make_runner(model, kernel_settings=INTERPRET))
+    driver.add("A", prompt)
+    driver.step({"A": 9})
+    driver.step({"A": 8})
+    for _ in range(7):
+        driver.step({"A": 1})
+    request = driver.requests["A"]
+    assert request.outputs == dynamic_cache_generation(reference, prompt, 8)
+    expected = dynamic_cache_logits(reference, request.token_ids, len(prompt))
+    for (_, position), row in driver.logits.items():
+        assert float((row - expected[position]).abs().max()) <= TOLERANCE
 
 
 def test_a_model_without_the_attention_interface_is_refused() -> None:
