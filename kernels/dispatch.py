@@ -191,5 +191,7 @@ def _expect_caches(key_cache: Tensor, value_cache: Tensor) -> None:
             f"The caches have shapes {tuple(key_cache.shape)} and {tuple(value_cache.shape)} and dtypes {key_cache.dtype} and"
             f" {value_cache.dtype}; both must be the same [num_blocks, block_size, num_kv_heads, head_dim]."
         )
-    if key_cache.stride(-1) != 1 or value_cache.stride(-1) != 1:
-        raise ValueError("The caches' last dimension, head_dim, must be dense in memory (stride 1).")
+    if key_cache.stride(-1) != 1 or key_cache.stride() != value_cache.stride():
+        raise ValueError(
+            f"The caches have strides {key_cache.stride()} and {value_cache.stride()}; both must be the same, and stride 1 in head_dim."
+        )

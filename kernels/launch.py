@@ -17,6 +17,7 @@ INTERPRETED_ELEMENTS = 1 << 20
 """Largest tile of an interpreted program: the interpreter accepts no more elements than the compiler does."""
 INTERPRETED_BLOCK_Q = 64
 DEVICE_TILE = 1024
+PAST_ANY_REQUEST = 1 << 30
 
 
 class Launch(Protocol):
@@ -96,7 +97,6 @@ class Launcher:
             *key.stride()[:2],
             *value.stride()[:2],
             *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
             BLOCK_SIZE=block_size,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
@@ -122,9 +122,9 @@ class Launcher:
         group = query.shape[1] // num_kv_heads
         block_m = self._rows_per_lane(query, group, query_start_loc)
         request, start = query_blocks(query_start_loc, query.shape[0], block_m // group)
-        lanes_needed = request.shape[0] * num_kv_heads
-        if lanes_needed == 0:
+        if request.shape[0] == 0:
             return
+        lanes_needed = request.shape[0] * num_kv_heads
         head_padded = next_power_of_2(head_dim)
         lanes, tile = 1, 64 if head_dim <= 128 else 32
         if self.interpreted:
@@ -136,6 +136,11 @@ class Launcher:
                 lanes //= 2
         else:
             head_padded = max(16, head_padded)
+        programs = cdiv(lanes_needed, lanes)
+        surplus = cdiv(programs * lanes, num_kv_heads) - request.shape[0]
+        if surplus > 0:
+            request = torch.nn.functional.pad(request, (0, surplus), value=0)
+            start = torch.nn.functional.pad(start, (0, surplus), value=PAST_ANY_REQUEST)
         # The interpreter's cast to bfloat16 loses the carry when a mantissa rounds up, so it writes float32 and torch casts.
         target = torch.empty_like(out, dtype=torch.float32) if self.interpreted and out.dtype != torch.float32 else _rows_contiguous(out)
         if target is not out:
@@ -143,7 +148,7 @@ class Launcher:
         query = _rows_contiguous(query)
         self.run(
             paged_attention_kernel,
-            (cdiv(lanes_needed, lanes),),
+            (programs,),
             target,
             query,
             key_cache,
@@ -154,12 +159,10 @@ class Launcher:
             request,
             start,
             scale * math.log2(math.e),
-            request.shape[0],
             block_table.stride(0),
             *target.stride()[:2],
             *query.stride()[:2],
             *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
             BLOCK_SIZE=block_size,
             NUM_KV_HEADS=num_kv_heads,
             GROUP=group,

@@ -69,12 +69,9 @@ def reshape_and_cache_kernel(
     key_stride_head,
     value_stride_token,
     value_stride_head,
-    key_cache_stride_block,
-    key_cache_stride_slot,
-    key_cache_stride_head,
-    value_cache_stride_block,
-    value_cache_stride_slot,
-    value_cache_stride_head,
+    cache_stride_block,
+    cache_stride_slot,
+    cache_stride_head,
     BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -92,10 +89,9 @@ def reshape_and_cache_kernel(
     offset = (slot % BLOCK_SIZE)[:, None]
     key = tl.load(key_ptr + row * key_stride_token + (head * key_stride_head + dim)[None, :], mask=mask)
     value = tl.load(value_ptr + row * value_stride_token + (head * value_stride_head + dim)[None, :], mask=mask)
-    key_place = block * key_cache_stride_block + offset * key_cache_stride_slot + (head * key_cache_stride_head + dim)[None, :]
-    value_place = block * value_cache_stride_block + offset * value_cache_stride_slot + (head * value_cache_stride_head + dim)[None, :]
-    tl.store(key_cache_ptr + key_place, key, mask=mask)
-    tl.store(value_cache_ptr + value_place, value, mask=mask)
+    place = block * cache_stride_block + offset * cache_stride_slot + (head * cache_stride_head + dim)[None, :]
+    tl.store(key_cache_ptr + place, key, mask=mask)
+    tl.store(value_cache_ptr + place, value, mask=mask)
 
 
 @triton.jit
