@@ -6,6 +6,7 @@ Exit code 0: it ran and every expectation held; 1: an expectation failed; 2: the
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -28,6 +29,9 @@ OK, FAILED, INVALID, RAISED = 0, 1, 2, 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Prints results on standard output and complaints on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a “?” and goes on
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.command(arguments)

@@ -101,6 +101,7 @@ def _read(path: Path, name: str) -> Scenario:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ScenarioError([Problem(name, None, (), f"the file cannot be read ({(error.strerror or str(error)).lower()}); check the path")]) from None
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ScenarioError([Problem(name, None, (), f"the file cannot be read ({reason}); check the path")]) from None
     return parse_scenario(data, name)

@@ -105,6 +105,8 @@ def _message(error: dict[str, Any], path: Path) -> str:
     if kind == "literal_error":
         choices = [c.strip("'") for c in str(ctx["expected"]).replace(" or ", ", ").split(", ")]
         return f"{shown(value)} is not one of the choices; {did_you_mean(str(value), choices)}"
+    if kind == "string_unicode":
+        return "this text has half a character in it (a lone surrogate), which no text file can hold; type it again"
     if kind == "finite_number":
         return "this number is too large to be used; give a smaller number"
     if kind == "value_error":

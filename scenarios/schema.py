@@ -48,6 +48,8 @@ def _token_reference(value: Any) -> Any:
         raise ValueError("a forced token is the text of one token or its id")
     if value == "":
         raise ValueError("a forced token cannot be an empty text")
+    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError("a forced token cannot be half a character")
     if isinstance(value, int) and value < 0:
         raise ValueError("a token id cannot be negative")
     return value

@@ -16,6 +16,8 @@ from scenarios.problems import Path, Problem, ScenarioError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
+MAX_VALUES = 30_000
+"""Reading takes about a second for as many; no scene that a person can watch needs more."""
 
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][-+]?[0-9]+)?")
@@ -40,7 +42,8 @@ class Source:
 def read_yaml(data: bytes | str, name: str) -> tuple[dict[str, Any], Source]:
     """The plain data of one YAML mapping, and its lines. `name` is what messages call the file.
 
-    Raises ScenarioError for anything that is not one mapping in UTF-8 of at most `MAX_BYTES` bytes and `MAX_DEPTH` levels.
+    Raises ScenarioError for anything that is not one mapping in UTF-8 of at most `MAX_BYTES` bytes, `MAX_VALUES`
+    values and `MAX_DEPTH` levels.
     """
     if len(data) > MAX_BYTES:
         raise ScenarioError([Problem(name, None, (), f"the file has more than {MAX_BYTES // 1000} kB, which is more than a scenario may have; shorten it")])
@@ -79,6 +82,7 @@ class _Builder:
         self.problems: list[Problem] = []
         self._stack: list[_Container] = []
         self._num_documents = 0
+        self._num_values = 0
 
     def take(self, event: yaml.Event) -> None:
         """One event. Mutates the document under construction. Raises ScenarioError where going on makes no sense."""
@@ -94,6 +98,9 @@ class _Builder:
             self._stack.pop()
 
     def _node(self, event: Any) -> None:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            self._stop(event, f"the file has more than {MAX_VALUES} values, which is more than a scenario may have; shorten it")
         if event.anchor is not None:
             self._stop(event, f"the anchor &{event.anchor} is not allowed in scenarios; leave it out and write values out where they are needed")
         if event.tag is not None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-WORDS = "<eos> Four score and seven years ago our fathers brought forth on this It was the best of times , continent".split()
+WORDS = ["<eos>", "Four", "score", "and", "seven", "years", "ago", "our", "fathers", "brought", "forth", "on", "this", ","]
 NUM_IDS = 10_000
 
 

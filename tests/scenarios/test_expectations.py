@@ -38,7 +38,21 @@ def frame(seq: int, step: int, event: Event, blocks: list[BlockState], tokens: d
     free = tuple(b.block_id for b in blocks if not b.ref_cnt and not b.is_null)
     hash_map = tuple((b.block_hashes[0], (b.block_id,)) for b in blocks if b.block_hashes)
     return Frame(
-        seq, step, "op", seq, event, tuple(blocks), free, hash_map, requests, tuple(tokens), ("W",), (), (6, 7, 2), {}, Counters()  # type: ignore[arg-type]
+        seq,
+        step,
+        "op",
+        seq,
+        event,
+        tuple(blocks),
+        free,
+        hash_map,
+        requests,
+        tuple(tokens),
+        ("W",),
+        (),
+        (6, 7, 2),
+        {},
+        Counters(),  # type: ignore[arg-type]
     )
 
 
