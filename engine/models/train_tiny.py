@@ -1,0 +1,96 @@
+"""Trains `tiny` from nothing: `python -m engine.models train tiny [--out FOLDER] [--steps N]`.
+
+A llama-architecture model learns the passages by heart. Every training row starts at a random token of a random passage (or at its beginning),
+runs on to the passage's end, `<eos>`, and further passages in random order, so a prompt from the middle of a passage continues as well.
+Seeded and on one thread: the same machine gives the same weights again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.models.tiny_tokenizer import EOS, build_tokenizer, read_passages
+
+SEED = 20230912
+STEPS = 1200
+PEAK_LEARNING_RATE = 4e-3
+MAX_MODEL_LEN = 1024
+# (tokens per row, rows): short rows teach to start from little context, long ones that earlier passages do not disturb.
+ROW_SHAPES = ((32, 64), (64, 32), (160, 14), (400, 6))
+ROW_WEIGHTS = (2, 3, 3, 1)
+
+
+def tiny_config(vocab_size: int, eos_token_id: int) -> Any:
+    """The architecture: grouped-query attention on purpose (8 query heads share 2 key/value heads), head_dim 32, tied embeddings."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_MODEL_LEN,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos_token_id,
+        pad_token_id=None,
+    )
+
+
+def sample_row(passages: list[list[int]], eos_token_id: int, length: int, rng: random.Random) -> list[int]:
+    """`length` token ids: a random passage from a random token (its first token in a third of the rows), `<eos>`, then other passages."""
+    first = rng.choices(passages, weights=[math.sqrt(len(passage)) for passage in passages])[0]
+    start = 0 if rng.random() < 0.34 else rng.randrange(len(first))
+    row = [*first[start:], eos_token_id]
+    while len(row) < length:
+        row += [*rng.choice(passages), eos_token_id]
+    return row[:length]
+
+
+def train(out: Path, steps: int = STEPS, report: Callable[[str], None] = print) -> None:
+    """Writes a complete Hugging Face folder (config, weights in float16, tokenizer) to `out`. Takes minutes on one CPU thread."""
+    import torch
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(SEED)
+    torch.set_num_threads(1)
+    rng = random.Random(SEED)
+    tokenizer = build_tokenizer()
+    eos_token_id = tokenizer.encode(EOS).ids[0]  # the special token, the only one for this text
+    passages = [tokenizer.encode(text).ids for text in read_passages().values()]
+    model: Any = LlamaForCausalLM(tiny_config(tokenizer.get_vocab_size(), eos_token_id))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    warmup = max(1, min(100, steps // 10))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    )
+
+    model.train()
+    began = time.monotonic()
+    for step in range(steps):
+        length, rows = rng.choices(ROW_SHAPES, weights=ROW_WEIGHTS)[0]
+        batch = torch.tensor([sample_row(passages, eos_token_id, length, rng) for _ in range(rows)])
+        loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            report(f"step {step:5d} of {steps}  loss {loss.item():.3f}  {time.monotonic() - began:.0f} s")
+
+    out.mkdir(parents=True, exist_ok=True)
+    model.eval().half().save_pretrained(out)
+    # The wrapper's files say "take no special token from a text" and "leave spaces alone" to anyone who loads the folder with transformers.
+    wrapper = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False, model_max_length=MAX_MODEL_LEN, split_special_tokens=True
+    )
+    wrapper.save_pretrained(out)
