@@ -48,10 +48,7 @@ class Compiled:
 
 def _attention(name: str, dtype: str, head_dim: int, group: int, window: int, block_m: int, tile: int) -> KernelVariant:
     types = {f"{argument}_ptr": f"*{dtype}" for argument in ("out", "query", "key_cache", "value_cache")}
-    types |= {
-        f"{argument}_ptr": "*i32"
-        for argument in ("block_table", "query_start_loc", "seq_lens", "query_block_request", "query_block_start")
-    }
+    types |= {f"{argument}_ptr": "*i32" for argument in ("block_table", "query_start_loc", "seq_lens", "query_block_request", "query_block_start")}
     constants: dict[str, int | bool] = {
         "BLOCK_SIZE": 16,
         "NUM_KV_HEADS": 4,
@@ -82,6 +79,7 @@ def variants() -> list[KernelVariant]:
             caches | {"slot_mapping_ptr": "*i64"},
             {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 4, "HEAD_DIM": 64, "ROW": 256, "TOKENS": 1},
         ),
+        KernelVariant("page copy", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": True}),
         KernelVariant("page gather", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": False}),
         KernelVariant("page scatter", copy_pages_kernel, pages, copies | {"GATHER": False, "SCATTER": True}),
         _attention("attention decode bf16 D64", "bf16", 64, 3, 0, 16, 64),

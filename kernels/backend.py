@@ -78,9 +78,7 @@ def _impossible(name: BackendName, device: str) -> str | None:
         return None if torch.cuda.is_available() else "torch finds no CUDA device"
     version = _triton_version()
     if not interpreted_everywhere and version >= FIRST_TRITON_WITHOUT_SWITCH:
-        return (
-            f"Triton {version[0]}.{version[1]} interprets only when TRITON_INTERPRET=1 is set before the program starts (older ones switch at any time)"
-        )
+        return f"Triton {version[0]}.{version[1]} interprets only when TRITON_INTERPRET=1 is set before the program starts (older ones switch at any time)"
     return None
 
 

@@ -66,9 +66,7 @@ def compute_slot_mapping(
     )
 
 
-def reshape_and_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *, backend: Backend | str
-) -> None:
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *, backend: Backend | str) -> None:
     """Write each token's key and value into its slot; only the caches change.
 
     key, value: [>= num_slots, num_kv_heads, head_dim]; caches: [num_blocks, block_size, num_kv_heads, head_dim], slot s is row s % block_size
@@ -81,9 +79,7 @@ def reshape_and_cache(
     _expect_caches(key_cache, value_cache)
     for name, tensor in (("key", key), ("value", value)):
         if tensor.shape[1:] != key_cache.shape[2:] or tensor.shape[0] < slot_mapping.shape[0]:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, but {slot_mapping.shape[0]} tokens of {tuple(key_cache.shape[2:])} are to be written."
-            )
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {slot_mapping.shape[0]} tokens of {tuple(key_cache.shape[2:])} are to be written.")
         if tensor.dtype != key_cache.dtype:
             raise ValueError(f"{name} is {tensor.dtype}, but the caches hold {key_cache.dtype}; convert one of them.")
     if slot_mapping.shape[0] == 0:
@@ -122,9 +118,7 @@ def paged_attention(
     _expect_caches(key_cache, value_cache)
     num_kv_heads, head_dim = key_cache.shape[2:]
     if query.dim() != 3 or query.shape[2] != head_dim or query.shape[1] % num_kv_heads:
-        raise ValueError(
-            f"query has shape {tuple(query.shape)}; it must be [num_tokens, a multiple of {num_kv_heads} heads, {head_dim}] to fit the cache."
-        )
+        raise ValueError(f"query has shape {tuple(query.shape)}; it must be [num_tokens, a multiple of {num_kv_heads} heads, {head_dim}] to fit the cache.")
     num_reqs = seq_lens.shape[0]
     if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
         raise ValueError(
@@ -192,6 +186,4 @@ def _expect_caches(key_cache: Tensor, value_cache: Tensor) -> None:
             f" {value_cache.dtype}; both must be the same [num_blocks, block_size, num_kv_heads, head_dim]."
         )
     if key_cache.stride(-1) != 1 or key_cache.stride() != value_cache.stride():
-        raise ValueError(
-            f"The caches have strides {key_cache.stride()} and {value_cache.stride()}; both must be the same, and stride 1 in head_dim."
-        )
+        raise ValueError(f"The caches have strides {key_cache.stride()} and {value_cache.stride()}; both must be the same, and stride 1 in head_dim.")

@@ -1,10 +1,11 @@
 """Run one Triton kernel on the CPU, in a process that may also compile kernels.
 
-Triton decides at import time whether `@triton.jit` compiles or interprets. A session cannot wait for that: it switches layers between backends
-and compiles ahead of time next to an interpreted launch. So the raw function of a kernel is wrapped as an interpreted one, and for the
-duration of a launch the library functions of `triton.language` (max, sum, zeros ...) are swapped for interpreted ones and the builtins patched.
+Triton decides when a function is decorated whether `@triton.jit` compiles or interprets. A session cannot wait for that: it switches layers
+between backends and compiles ahead of time next to an interpreted launch. So the raw function of a kernel is wrapped as an interpreted one,
+and for the duration of a launch `triton.language` is patched: its builtins as the interpreter itself does it (but found once, not in every
+launch and every library call, which would double a launch's time), and its library functions (max, sum ...) by interpreted twins.
 
-Interpreting patches modules and keeps the program id in a global, so launches of all threads of the process take turns under one lock.
+Patching changes modules, and the interpreter keeps the program id in a global, so launches of all threads take turns under one lock.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -33,50 +34,57 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         _interpreted(kernel.fn)[grid](*arguments, **constants)
 
 
-class _LibraryFunction(triton_interpreter.InterpretedFunction):  # type: ignore[misc]
-    """A function of triton.language, called from a kernel. Triton's own twin patches the whole language again at each call (1 ms)."""
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.rewrite()(*arguments, **keywords)
-
-
 @functools.cache
 def _interpreted(function: Any) -> Any:
     return triton_interpreter.InterpretedFunction(function)
 
 
-@functools.cache
-def _library_function(function: Any) -> Any:
-    return _LibraryFunction(function)
+@dataclasses.dataclass(frozen=True)
+class _Patch:
+    owner: Any
+    name: str
+    original: Any
+    interpreted: Any
+
+    def apply(self) -> None:
+        setattr(self.owner, self.name, self.interpreted)
+
+    def revert(self) -> None:
+        if self.original is triton_interpreter._MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.original)
 
 
 @functools.cache
-def _library_functions() -> tuple[tuple[ModuleType, str, Any], ...]:
-    """Where triton.language keeps compiled functions, and the interpreted twin of each. Empty when Triton interprets everything anyway."""
-    found = []
-    for module in (triton.language, triton.language.core, triton.language.standard, triton.language.math, triton.language.random):
-        for name, member in vars(module).items():
-            if isinstance(member, JITFunction):
-                found.append((module, name, _library_function(member.fn)))
-    return tuple(found)
+def _patches() -> tuple[_Patch, ...]:
+    """Everything that differs while a kernel is interpreted; found once, under the lock."""
+    language = triton.language
+    # The interpreter patches what it finds among a function's globals; this function sees all of the language.
+    scope = triton_interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    found: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+    for owner, name, original in scope._changes:
+        found.setdefault((id(owner), name), (owner, name, original))
+    patches = [_Patch(owner, name, original, getattr(owner, name)) for owner, name, original in found.values()]
+    scope.restore()
+    for module in (language, language.core, language.standard, language.math, language.random):
+        patches += [_Patch(module, name, member, _interpreted(member.fn)) for name, member in vars(module).items() if isinstance(member, JITFunction)]
+    # What is patched here need not be patched again by the interpreter, for each launch and each call of a library function.
+    nothing = SimpleNamespace(restore=lambda: None)
+    patches.append(_Patch(triton_interpreter, "_patch_lang", triton_interpreter._patch_lang, lambda function: nothing))
+    builder = triton_interpreter.interpreter_builder
+    # Checking every integer sum and product for overflow would take a third of a launch.
+    patches.append(_Patch(builder, "options", builder.options, dataclasses.replace(builder.options, sanitize_overflow=False)))
+    return tuple(patches)
 
 
 @contextmanager
 def _interpreted_language() -> Iterator[None]:
-    originals = [(module, name, getattr(module, name)) for module, name, _ in _library_functions()]
-    # An interpreted library function patches triton.language.core and never restores it; patching it first, here, restores it at the end.
-    everything = SimpleNamespace(__globals__={"tl": triton.language, "core": triton.language.core})
-    scope = triton_interpreter._patch_lang(everything)
-    builder = triton_interpreter.interpreter_builder
-    options = builder.options
-    # Checking every sum and product for overflow would take a third of a launch.
-    builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    patches = _patches()
     try:
-        for module, name, twin in _library_functions():
-            setattr(module, name, twin)
+        for patch in patches:
+            patch.apply()
         yield
     finally:
-        for module, name, original in originals:
-            setattr(module, name, original)
-        builder.options = options
-        scope.restore()
+        for patch in reversed(patches):
+            patch.revert()

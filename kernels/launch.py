@@ -187,21 +187,27 @@ class Launcher:
         return max(rows, next_power_of_2(group))
 
     def copy_blocks(self, key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor) -> None:
-        """Per cache: gather the source pages into a buffer, then scatter it, so that no read follows a write (R6.7)."""
+        """Per cache: gather the source pages into a buffer, then scatter it, so that no read follows a write (R6.7).
+
+        The detour is not needed for a single pair, nor interpreted when one program holds all pages: it reads all of them before it writes.
+        On a device it is needed even then, because the warps of a program do not wait for each other.
+        """
         pairs = block_pairs.contiguous()
         num_pages = pairs.shape[0]
         for cache in (*key_caches, *value_caches):
             page_size = cache[0].numel()
-            buffer = cache.new_empty(num_pages, page_size)
             pages, tile = 1, DEVICE_TILE
             if self.interpreted:
                 tile = min(next_power_of_2(page_size), INTERPRETED_ELEMENTS)
                 pages = max(1, min(next_power_of_2(num_pages), INTERPRETED_ELEMENTS // tile))
-            grid = (cdiv(num_pages, pages), cdiv(page_size, tile))
-            for source, destination, gather in ((cache, buffer, True), (buffer, cache, False)):
+            moves = [(cache, cache, True, True)]
+            if pages < num_pages:
+                buffer = cache.new_empty(num_pages, page_size)
+                moves = [(cache, buffer, True, False), (buffer, cache, False, True)]
+            for source, destination, gather, scatter in moves:
                 self.run(
                     copy_pages_kernel,
-                    grid,
+                    (cdiv(num_pages, pages), cdiv(page_size, tile)),
                     source,
                     destination,
                     pairs,
@@ -212,7 +218,7 @@ class Launcher:
                     source.stride(0),
                     destination.stride(0),
                     GATHER=gather,
-                    SCATTER=not gather,
+                    SCATTER=scatter,
                     PAGES=pages,
                     TILE=tile,
                 )

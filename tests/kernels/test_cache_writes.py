@@ -84,6 +84,14 @@ def test_r6_7_sources_are_read_before_destinations_are_written(backend, pairs, d
             assert torch.equal(after[block], before[origin])
 
 
+def test_r6_7_holds_when_the_pages_do_not_fit_one_program(backend):
+    """3 pages of 2^19 elements are two interpreted programs: the second may not read what the first wrote."""
+    cache = torch.randn(4, 2**10, 2, 2**8)
+    before = cache.clone()
+    kernels.copy_blocks([cache], [cache.new_zeros(4, 1)], torch.tensor([[0, 1], [1, 2], [2, 3]]), backend=backend)
+    assert torch.equal(cache, before[[0, 0, 1, 2]])
+
+
 def test_layers_may_have_pages_of_different_sizes(backend):
     keys = [torch.randn(4, 2, 2, 3), torch.randn(4, 2, 1, 7)]
     values = [torch.randn(4, 2, 2, 3), torch.randn(4, 2, 1, 7)]

@@ -101,9 +101,7 @@ def test_views_of_a_fused_projection(batch_of, dense, backend):
     wide[:, 2:6] = batch.query
     both = torch.stack([batch.key_cache, batch.value_cache], dim=1)
     out = torch.zeros(4, 4, 40)[:, :, :16]
-    kernels.paged_attention(
-        wide[:, 2:6], both[:, 0], both[:, 1], batch.block_table, batch.query_start_loc, batch.seq_lens, scale=0.3, out=out, backend=backend
-    )
+    kernels.paged_attention(wide[:, 2:6], both[:, 0], both[:, 1], batch.block_table, batch.query_start_loc, batch.seq_lens, scale=0.3, out=out, backend=backend)
     torch.testing.assert_close(out.double(), dense(batch, 0.3), atol=2e-6, rtol=1e-5)
 
 
@@ -173,9 +171,7 @@ def ragged(draw):
 @given(shape=ragged(), sliding_window=st.sampled_from([None, 1, 3, 16]))
 def test_interpreted_kernel_equals_reference_on_any_batch(batch_of, shape, sliding_window):
     batch = batch_of(**shape)
-    results = [
-        kernels.paged_attention(*batch.arguments, scale=0.25, sliding_window=sliding_window, backend=backend) for backend in CPU_BACKENDS
-    ]
+    results = [kernels.paged_attention(*batch.arguments, scale=0.25, sliding_window=sliding_window, backend=backend) for backend in CPU_BACKENDS]
     torch.testing.assert_close(results[0], results[1], atol=5e-6, rtol=1e-5)
 
 

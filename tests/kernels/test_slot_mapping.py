@@ -80,9 +80,7 @@ def mapping_cases(draw):
     block_size = kernel_block_size * factor
     world = draw(st.integers(1, 3))
     interleave = draw(st.sampled_from([i for i in range(1, block_size + 1) if block_size % i == 0]))
-    requests = draw(
-        st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)).map(lambda pair: list(range(pair[0], pair[0] + pair[1]))), max_size=5)
-    )
+    requests = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)).map(lambda pair: list(range(pair[0], pair[0] + pair[1]))), max_size=5))
     width = 61 // (block_size * world) * factor + factor
     rows = [draw(st.lists(st.integers(0, 500), min_size=width, max_size=width)) for _ in requests]
     return requests, rows, block_size, kernel_block_size, world, draw(st.integers(0, world - 1)), interleave, draw(st.integers(0, 9))
