@@ -64,9 +64,7 @@ def paged_attention(
     out: Tensor,
 ) -> None:
     """Causal softmax(q k^T * scale) v per request, over exactly the slots that its queries may see."""
-    block_size, num_kv_heads, head_dim = key_cache.shape[1:]
-    num_q_heads = query.shape[1]
-    group = num_q_heads // num_kv_heads
+    block_size = key_cache.shape[1]
     compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     starts = query_start_loc.tolist()
     for request, seq_len in enumerate(seq_lens.tolist()):
@@ -78,23 +76,28 @@ def paged_attention(
         first_key = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
         first_block, last_block = first_key // block_size, (seq_len - 1) // block_size
         blocks = block_table[request, first_block : last_block + 1].long()
-        visible = slice(first_key - first_block * block_size, seq_len - first_block * block_size)
-        keys = key_cache[blocks].flatten(0, 1)[visible].to(compute_dtype)
-        values = value_cache[blocks].flatten(0, 1)[visible].to(compute_dtype)
-        # Query heads g*group .. g*group+group-1 share KV head g: fold them into the rows of one matrix per KV head.
-        rows = query[start:end].to(compute_dtype).view(query_len, num_kv_heads, group, head_dim)
-        rows = rows.permute(1, 2, 0, 3).reshape(num_kv_heads, group * query_len, head_dim)
-        scores = torch.matmul(rows * scale, keys.permute(1, 2, 0)).view(num_kv_heads, group, query_len, seq_len - first_key)
+        seen = slice(first_key - first_block * block_size, seq_len - first_block * block_size)
+        visible = None  # a single query is the newest position, so it sees every key that was gathered
         if query_len > 1:
             query_position = torch.arange(first_query, seq_len, device=query.device).unsqueeze(1)
             key_position = torch.arange(first_key, seq_len, device=query.device).unsqueeze(0)
-            hidden = key_position > query_position
+            visible = key_position <= query_position
             if sliding_window is not None:
-                hidden |= key_position <= query_position - sliding_window
-            scores = scores.masked_fill(hidden, float("-inf"))
-        weights = torch.softmax(scores, dim=-1).view(num_kv_heads, group * query_len, seq_len - first_key)
-        result = torch.matmul(weights, values.transpose(0, 1)).view(num_kv_heads, group, query_len, head_dim)
-        out[start:end] = result.permute(2, 0, 1, 3).reshape(query_len, num_q_heads, head_dim).to(out.dtype)
+                visible &= key_position > query_position - sliding_window
+        result = torch.nn.functional.scaled_dot_product_attention(
+            _heads_first(query[start:end], compute_dtype),
+            _heads_first(key_cache[blocks].flatten(0, 1)[seen], compute_dtype),
+            _heads_first(value_cache[blocks].flatten(0, 1)[seen], compute_dtype),
+            attn_mask=visible,
+            scale=scale,
+            enable_gqa=True,
+        )
+        out[start:end] = result.squeeze(0).transpose(0, 1).to(out.dtype)
+
+
+def _heads_first(tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """[tokens, heads, head_dim] as a batch of one: [1, heads, tokens, head_dim]."""
+    return tokens.to(dtype).transpose(0, 1).unsqueeze(0)
 
 
 def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor) -> None:
