@@ -1,0 +1,102 @@
+"""Small pieces of English that the sentences are put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.trace.frame import BlockState, Frame, RequestState, TraceHeader
+
+MAX_LISTED = 6
+"""Longer lists are cut with “… and 12 more”: a sentence must stay readable on one line."""
+
+
+class Words:
+    """The vocabulary of one frame: token texts, blocks and requests by name. Never changes the frame."""
+
+    def __init__(self, header: TraceHeader, frame: Frame, previous: Frame | None) -> None:
+        self.header = header
+        self.frame = frame
+        self.previous = previous
+        self.block_size = int(header.config.get("block_size") or (len(frame.blocks[0].token_ids) if frame.blocks else 1) or 1)
+
+    def token(self, token_id: object) -> str:
+        """The token's text in quotation marks; its number where the header has no text for it."""
+        text = self.header.vocabulary.get(token_id) if isinstance(token_id, int) else None
+        if text is None:
+            return f"token {token_id}"
+        return f"“{visible(text)}”"
+
+    def tokens(self, token_ids: Sequence[int]) -> str:
+        """Several tokens as one quotation."""
+        texts = [visible(self.header.vocabulary.get(t, f"#{t}")) for t in token_ids]
+        if len(texts) > MAX_LISTED:
+            texts = [*texts[: MAX_LISTED - 1], "…", texts[-1]]
+        return "“" + " ".join(texts) + "”"
+
+    def request(self, request_id: str | None) -> RequestState | None:
+        """The state of a request in this frame."""
+        return self.frame.request(request_id) if request_id else None
+
+    def request_before(self, request_id: str | None) -> RequestState | None:
+        """The state of a request in the frame before."""
+        return self.previous.request(request_id) if self.previous and request_id else None
+
+    def block(self, block_id: int) -> BlockState | None:
+        """The state of a physical block in this frame."""
+        return self.frame.blocks[block_id] if 0 <= block_id < len(self.frame.blocks) else None
+
+
+def visible(text: str) -> str:
+    """A token's text so that blanks and line breaks can be seen."""
+    stripped = text.strip(" ")
+    if not stripped:
+        return "␣" * len(text) if text else "∅"
+    return stripped.replace("\n", "⏎").replace("\t", "⇥")
+
+
+def count(number: object, singular: str, plural: str | None = None) -> str:
+    """“1 block”, “3 blocks”."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def listed(items: Iterable[object]) -> str:
+    """“7”, “7 and 1”, “7, 1 and 3”, long lists cut in the middle."""
+    texts = [str(i) for i in items]
+    if len(texts) > MAX_LISTED:
+        hidden = len(texts) - MAX_LISTED + 1
+        return ", ".join(texts[: MAX_LISTED - 1]) + f" and {hidden} more"
+    if len(texts) < 2:
+        return "".join(texts)
+    return ", ".join(texts[:-1]) + " and " + texts[-1]
+
+
+def blocks(block_ids: Sequence[int]) -> str:
+    """“block 3”, “blocks 7 and 1”."""
+    if not block_ids:
+        return "no block"
+    return f"block {block_ids[0]}" if len(block_ids) == 1 else f"blocks {listed(block_ids)}"
+
+
+def slots(numbers: Sequence[int]) -> str:
+    """“slot 12”, “slots 28 to 31”, “slots 28 to 31 and 4 to 6”: runs of neighbours are joined."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(a) if a == b else f"{a} to {b}" for a, b in runs]
+    return f"{'slot' if len(numbers) == 1 else 'slots'} {listed(texts)}"
+
+
+def power_of_ten(value: float) -> str:
+    """“1e-06” as people write it: 0.000001 is hard to count, 1e-06 is what the check says."""
+    return f"{value:.0e}"
+
+
+def percent(probability: object) -> str:
+    """“93 %”, with one decimal where rounding would say 100 % of something uncertain."""
+    if not isinstance(probability, int | float):
+        return "an unknown probability"
+    value = 100 * probability
+    return f"{value:.0f} %" if value < 99 or value >= 100 else f"{value:.1f} %"

@@ -1,0 +1,46 @@
+"""The gallery: every scene with what it shows and where it comes from."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from views.state import scenes
+
+GROUP_TITLES = {
+    "paper": "The paper's figures",
+    "vllm": "vLLM V1 today",
+    "limits": "At the limits",
+    "bugs": "What can go wrong",
+}
+COLUMNS = 3
+
+
+def gallery(problem: str | None = None) -> None:
+    """All scenes as cards. `problem`: one sentence about an address that leads nowhere."""
+    st.title("Pagewalk", anchor=False)
+    st.markdown("Walk through vLLM's KV cache one decision at a time. A small real language model runs while you watch; step back whenever you like.")
+    if problem:
+        st.error(sentence(problem), icon=":material/error:")
+    known = scenes()
+    for group in dict.fromkeys(info.group for info in known):
+        st.subheader(GROUP_TITLES.get(group, group.capitalize()), anchor=False)
+        members = [info for info in known if info.group == group]
+        for first in range(0, len(members), COLUMNS):
+            for column, info in zip(st.columns(COLUMNS), members[first : first + COLUMNS], strict=False):
+                with column, st.container(border=True, height="stretch", key=f"card-{info.id}"):
+                    st.markdown(f"#### [{_plain(info.title)}](?{urlencode({'scene': info.id})})")
+                    st.markdown(_plain(info.goal))
+                    st.caption(_plain(info.source))
+
+
+def sentence(text: str) -> str:
+    """A message of the engine as a sentence: capital letter, full stop, and no accidental formatting."""
+    text = _plain(text.strip())
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def _plain(text: str) -> str:
+    """Text as it is: characters that Markdown would take for formatting are escaped."""
+    return "".join("\\" + c if c in "\\*_#[]<>$~`:" else c for c in text)

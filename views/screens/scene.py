@@ -1,0 +1,86 @@
+"""One scene: small choosers in the corner, the stage over the whole page."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from views import state
+from views.screens.gallery import sentence
+from views.stage import make_stage
+
+STAGE = make_stage()
+PAGE_STYLE = """<style>
+header[data-testid="stHeader"] { display: none; }
+.stMainBlockContainer { padding: 0 !important; max-width: none !important; }
+.stMainBlockContainer > .stVerticalBlock { gap: 0; }
+.st-key-choosers { position: absolute; top: 7px; right: 20px; z-index: 5; width: auto !important; }
+.st-key-choosers button, .st-key-choosers a { min-height: 30px !important; padding: 2px 10px !important; font-size: 13px; }
+.st-key-choosers p { font-size: 13px !important; }
+</style>"""
+
+
+def scene(name: str, model: str | None, backend: str | None) -> None:
+    """The scene `name` of the library. Raises PagewalkError when it, the model or the backend cannot be used."""
+    state.check_names(model, backend)
+    run = state.open_run(name, model, backend)
+    st.html(PAGE_STYLE)
+    _choosers(name, model or run.scenario.model, backend)
+    _stage(run, "/".join((name, model or "", backend or "")))
+
+
+@st.fragment
+def _stage(run: state.OpenRun, trace_id: str) -> None:
+    """The stage by itself: when it asks for more frames, nothing else on the page runs again."""
+    key = f"stage:{trace_id}"
+    STAGE(
+        key=key,
+        data=state.payload_of(run, trace_id, state.take_held(trace_id)),
+        on_need_change=partial(state.answer_need, key, run, trace_id),
+    )
+    if (error := state.error_of(run)) is not None:
+        st.error(sentence(str(error)), icon=":material/error:")
+
+
+def _choosers(name: str, model: str, backend: str | None) -> None:
+    with st.container(key="choosers", horizontal=True, gap="small"):
+        st.link_button("All scenes", "?", type="secondary")
+        with st.popover(f"Model: {model}"):
+            _scene_chooser(name)
+            _model_chooser(model)
+            _backend_chooser(backend)
+
+
+def _scene_chooser(name: str) -> None:
+    titles = {info.id: info.title for info in state.scenes()}
+    ids = list(titles)
+    chosen = st.selectbox("Scene", ids, index=ids.index(name), format_func=lambda i: titles[i])
+    if chosen != name:
+        _go(scene=chosen)
+
+
+def _model_chooser(model: str) -> None:
+    installed = [info.name for info in state.models() if info.installed]
+    names = installed if model in installed else [model, *installed]
+    chosen = st.selectbox("Model", names, index=names.index(model))
+    if chosen != model:
+        _go(model=chosen)
+    for info in state.models():
+        if not info.installed and info.how_to_get:
+            st.caption(f"{info.name}: to install it, run `{info.how_to_get}`")
+
+
+def _backend_chooser(backend: str | None) -> None:
+    names = ["automatic", *state.BACKENDS]
+    chosen = st.selectbox("Kernels", names, index=names.index(backend) if backend else 0)
+    if chosen != (backend or "automatic"):
+        _go(backend=None if chosen == "automatic" else chosen)
+
+
+def _go(**changes: str | None) -> None:
+    """Another address: what is not named stays, the step begins anew. Runs the page again."""
+    kept = {key: value for key, value in st.query_params.items() if key in ("scene", "model", "backend")}
+    wanted = {key: value for key, value in {**kept, **changes}.items() if value}
+    st.query_params.from_dict(wanted)
+    st.rerun()

@@ -1,0 +1,93 @@
+// The prefix cache as what it is, chains of hashes: every node stands for one full block, its parent is the block before it.
+const CHAIN_NARROW = 180;
+const CHAIN_WIDE = 330;
+const CHAIN_GAP = 30;
+const CHAIN_ROOT = 52;
+
+class ChainsPanel {
+  constructor(parent) {
+    this.body = parent;
+    this.picture = svg(parent, "svg", { class: "picture", role: "img" });
+    this.signature = "";
+  }
+
+  draw(recording, frame) {
+    const nodes = frame.chains.map((n) => Object.assign({}, n, { words: this.words(recording, frame, n) }));
+    const now = frame.kind === "block_cached" || frame.kind === "block_evicted" ? frame.now.blocks : [];
+    const signature = JSON.stringify([recording.traceId, nodes, now, this.body.clientWidth]);
+    if (signature === this.signature) return;
+    this.signature = signature;
+    this.picture.replaceChildren();
+    setAttributes(this.picture, { "aria-label": `Prefix cache: ${plural(nodes.length, "hash")}.` });
+    const lanes = this.place(nodes);
+    const lane = lanes > 1 ? 31 : 40;
+    const height = lanes > 1 ? 26 : 32;
+    const top = lanes > 1 ? 2 : Math.max((this.body.clientHeight - height) / 2 - 1, 2);
+    const y = (n) => top + n.lane * lane;
+    this.width = this.nodeWidth(nodes);
+    const widest = Math.max(0, ...nodes.map((n) => n.depth + 1));
+    setAttributes(this.picture, { width: CHAIN_ROOT + widest * (this.width + CHAIN_GAP) + 8, height: Math.max(lanes * lane + 2, this.body.clientHeight - 4) });
+    svg(this.picture, "rect", { x: 1, y: top, width: CHAIN_ROOT - 2, height, rx: 8, class: "chain-root" });
+    svg(this.picture, "text", { x: CHAIN_ROOT / 2, y: top + height / 2 + 4.5, "text-anchor": "middle", class: "muted" }, "root");
+    if (!nodes.length) svg(this.picture, "text", { x: CHAIN_ROOT + 16, y: top + height / 2 + 4.5, class: "muted" }, "no block is hashed yet: only a full block gets a hash");
+    const x = (depth) => CHAIN_ROOT + CHAIN_GAP + depth * (this.width + CHAIN_GAP);
+    for (const node of nodes) {
+      const left = x(node.depth);
+      const from = node.depth ? x(node.depth - 1) + this.width : CHAIN_ROOT;
+      const middle = y(node) + height / 2;
+      const start = (node.above ? y(node.above) : top) + height / 2;
+      const bend = from + 12;
+      const path = start === middle ? `M${from} ${middle}H${left - 2}` : `M${from} ${start}H${bend}V${middle}H${left - 2}`;
+      svg(this.picture, "path", { d: `${path}m-6 -5l6 5l-6 5`, class: node.lost ? "chain-link lost" : "chain-link" });
+      this.drawNode(node, left, y(node), height, now);
+    }
+  }
+
+  drawNode(node, x, y, height, now) {
+    const isNow = node.blocks.some((b) => now.includes(b));
+    const group = svg(this.picture, "g", { class: `chain-node${isNow ? " now" : ""}`, transform: `translate(${x},${y})`, "data-block": node.blocks[0], tabindex: 0 });
+    svg(group, "rect", { width: this.width, height, rx: 8 });
+    svg(group, "text", { x: 10, y: height / 2 + 4.5, class: "hash" }, node.hash.slice(0, 6));
+    const where = this.where(node);
+    const right = measure(where, `600 12.5px ${fontFamily}`) + 10;
+    svg(group, "text", { x: 66, y: height / 2 + 4.5, class: "words" }, fitText(node.words, this.width - 72 - right, 12.5, 500));
+    svg(group, "text", { x: this.width - 10, y: height / 2 + 4.5, "text-anchor": "end", class: "where" }, where);
+    const parent = node.parent ? `parent ${node.parent.slice(0, 6)}…${node.lost ? " (evicted)" : ""}` : node.known ? "first block: no parent" : "its request is gone";
+    hint(group, `${node.hash}\n${node.words}\n${where}; ${parent}`);
+  }
+
+  where(node) {
+    return `block${node.blocks.length > 1 ? "s" : ""} ${node.blocks.join(", ")}`;
+  }
+
+  // One width for all nodes, wide enough for the longest words if that is reasonable.
+  nodeWidth(nodes) {
+    const wanted = nodes.map((n) => 66 + measure(n.words, `500 12.5px ${fontFamily}`) + 18 + measure(this.where(n), `600 12.5px ${fontFamily}`) + 10);
+    return Math.ceil(Math.min(Math.max(CHAIN_NARROW, ...wanted), CHAIN_WIDE));
+  }
+
+  words(recording, frame, node) {
+    const block = frame.blocks[node.blocks[0]];
+    return block.token_ids.map((_, i) => recording.slot(frame, block, i).text).filter(Boolean).join(" ");
+  }
+
+  // Depth and lane of every node: a first child stays in its parent's lane, each further one opens a lane below. Returns the number of lanes.
+  place(nodes) {
+    const byHash = new Map(nodes.map((n) => [n.hash, n]));
+    const children = new Map();
+    for (const node of nodes) {
+      node.above = node.parent ? byHash.get(node.parent) || null : null;
+      node.lost = Boolean(node.parent) && !node.above;
+      const key = node.above ? node.above.hash : "";
+      children.set(key, [...(children.get(key) || []), node]);
+    }
+    let lanes = 0;
+    const walk = (node, depth, lane) => {
+      node.depth = depth;
+      node.lane = lane;
+      (children.get(node.hash) || []).forEach((child, i) => walk(child, depth + 1, i === 0 ? lane : lanes++));
+    };
+    for (const root of children.get("") || []) walk(root, 0, lanes++);
+    return Math.max(lanes, 1);
+  }
+}

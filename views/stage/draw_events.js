@@ -1,0 +1,88 @@
+// What happened around the cursor, one line per event, and the slots of the newest slot mapping.
+const LINES_BEFORE = 5;
+const LINES_AFTER = 4;
+const SLOTS_SHOWN = 64;
+
+class EventsPanel {
+  constructor(parent, seek) {
+    this.list = html(parent, "ol", { class: "events" });
+    this.lines = [];
+    for (let i = 0; i < LINES_BEFORE + 1 + LINES_AFTER; i += 1) {
+      const line = html(this.list, "li");
+      const button = html(line, "button", { type: "button", tabindex: -1 });
+      const entry = { line, button, number: html(button, "i"), text: html(button, "span"), index: 0 };
+      button.addEventListener("click", () => seek(entry.index));
+      this.lines.push(entry);
+    }
+  }
+
+  draw(recording, index) {
+    this.lines.forEach((entry, i) => {
+      const at = index - LINES_BEFORE + i;
+      const frame = recording.frames[at];
+      entry.index = at;
+      entry.line.className = at === index ? "now" : at > index ? "later" : "";
+      entry.line.style.visibility = frame ? "visible" : "hidden";
+      entry.number.textContent = frame ? String(frame.seq) : "";
+      entry.text.textContent = frame ? frame.say.text : "";
+      setAttributes(entry.button, { title: frame && at !== index ? frame.say.text : null, "aria-current": at === index ? "step" : null });
+    });
+  }
+}
+
+class SlotsPanel {
+  constructor(parent) {
+    this.title = html(parent, "h2", {}, "Slots");
+    this.formula = html(parent, "p", { class: "formula" });
+    this.body = html(parent, "div", { class: "slots" });
+    this.signature = "";
+  }
+
+  // The slot mappings of the newest operation that has some, at or before the cursor.
+  newest(recording, index) {
+    let at = index;
+    while (at >= 0 && !recording.frames[at].slots) at -= 1;
+    if (at < 0) return null;
+    const operation = recording.frames[at].op_index;
+    const mappings = [];
+    const current = recording.frames[at].slots;
+    for (let i = at; i >= 0 && recording.frames[i].op_index === operation; i -= 1) {
+      if (recording.frames[i].slots) mappings.unshift(recording.frames[i].slots);
+    }
+    return { frame: recording.frames[at], current, mappings, fresh: at === index };
+  }
+
+  draw(recording, index) {
+    const found = this.newest(recording, index);
+    const here = recording.frames[index];
+    const signature = found ? `${recording.traceId}/${found.frame.seq}/${found.fresh}/${found.frame.step === here.step}` : "";
+    if (signature === this.signature && signature) return;
+    this.signature = signature;
+    this.body.replaceChildren();
+    if (!found) {
+      this.title.textContent = "Slots";
+      this.formula.textContent = "Nothing has been written yet.";
+      return;
+    }
+    const size = recording.header.block_size;
+    this.title.textContent = found.frame.step === here.step ? "Slots of this step" : `Slots of step ${found.frame.step}`;
+    const { current } = found;
+    const last = current.slots.length - 1;
+    const slot = current.slots[last];
+    this.formula.textContent = last < 0 ? "" : `token ${current.positions[last]} → block ${Math.floor(slot / size)} × ${size} + offset ${slot % size} = slot ${slot}`;
+    let shown = 0;
+    for (const mapping of found.mappings) {
+      mapping.slots.forEach((number, i) => {
+        shown += 1;
+        if (shown > SLOTS_SHOWN) return;
+        const block = Math.floor(number / size);
+        const fresh = found.fresh && mapping === current;
+        const chip = html(this.body, "span", { class: `slot-chip${fresh ? " now" : ""}`, "data-block": block, title: `token ${mapping.positions[i]} of ${mapping.request} → block ${block} × ${size} + ${number % size} = slot ${number}` });
+        chip.style.setProperty("--owner", requestColour(recording, mapping.request));
+        html(chip, "b", {}, String(number));
+        html(chip, "span", {}, recording.token(mapping.token_ids[i]));
+      });
+    }
+    if (shown > SLOTS_SHOWN) html(this.body, "span", { class: "muted" }, `and ${shown - SLOTS_SHOWN} more`);
+  }
+}

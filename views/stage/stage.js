@@ -1,0 +1,212 @@
+// The stage: narration, transport and panels over one recording. `mountStage` needs nothing but an element and data, so it also runs in a saved page.
+const LOOK_AHEAD = 40; // ask for more frames when fewer than this many lie ahead of the cursor
+const ADDRESS_DELAY = 150; // milliseconds; browsers limit how often the address may change
+
+class Stage {
+  // hooks.need(numFramesHeld): more frames are wanted. Absent in a saved page.
+  constructor(root, hooks) {
+    this.root = root;
+    this.hooks = hooks || {};
+    this.recording = new Recording();
+    this.index = 0;
+    this.wanted = stepOfAddress(); // a step that the address asks for and that may not be recorded yet
+    this.asked = -1;
+    this.pinned = null;
+    this.build();
+    this.onKey = (event) => this.key(event);
+    this.onLeave = () => this.light(this.pinned);
+    document.addEventListener("keydown", this.onKey);
+    this.resize = new ResizeObserver(() => this.redrawSoon());
+    this.resize.observe(this.root);
+  }
+
+  build() {
+    const root = this.root;
+    root.replaceChildren();
+    root.classList.add("stage");
+    const head = html(root, "header", { class: "head" });
+    this.title = html(head, "h1");
+    this.chips = html(head, "div", { class: "chips" });
+    const say = html(root, "section", { class: "say", "aria-live": "polite" });
+    const line = html(say, "div", { class: "first" });
+    this.text = html(line, "b");
+    this.aside = html(line, "span", { class: "aside" });
+    this.symbol = html(line, "code");
+    this.why = html(say, "div", { class: "second" });
+    this.transport = new Transport(root, { move: (d, size) => this.move(d, size), seek: (i) => this.seek(i) });
+    const main = html(root, "div", { class: "main" });
+    const left = this.card(main, "Requests and block tables", "requests");
+    this.requests = new RequestsPanel(left.body);
+    html(left.card, "p", { class: "legend" }, "# full and hashed: another request may share it · dashed: key and value not written yet · bold: generated");
+    const middle = this.card(main, "Physical blocks", "pool");
+    this.pool = new PoolPanel(middle.body);
+    const queueTitle = html(middle.card, "h2", { class: "queue-title" }, "Free queue");
+    html(queueTitle, "span", {}, " · the head is taken next, the tail is kept longest");
+    this.queue = new QueuePanel(html(middle.card, "div", { class: "queue" }));
+    const right = this.card(main, "What happened", "happened");
+    this.where = html(right.title, "span");
+    this.events = new EventsPanel(right.body, (i) => this.seek(i));
+    this.slots = new SlotsPanel(html(right.card, "div", { class: "slots-part" }));
+    const bottom = html(root, "section", { class: "card chains" });
+    html(bottom, "h2", {}, "Prefix chains");
+    this.chains = new ChainsPanel(html(bottom, "div", { class: "body" }));
+    for (const [type, target] of [["mouseover", null], ["focusin", null]]) {
+      root.addEventListener(type, (event) => this.light(blockOf(event.target) ?? this.pinned), target);
+    }
+    root.addEventListener("mouseleave", this.onLeave);
+    root.addEventListener("click", (event) => this.pin(blockOf(event.target)));
+  }
+
+  card(parent, title, name) {
+    const card = html(parent, "section", { class: `card ${name}`, "aria-label": title });
+    const heading = html(card, "h2", {}, title);
+    return { card, title: heading, body: html(card, "div", { class: "body" }) };
+  }
+
+  // Take a portion of frames (views/stage/payload.py) and draw.
+  update(data) {
+    this.theme();
+    const fresh = data.trace_id !== this.recording.traceId;
+    if (this.recording.append(data) || fresh) this.asked = -1;
+    if (fresh) this.index = 0;
+    if (this.recording.missing) return this.askForMore();
+    if (this.wanted !== null && (this.wanted <= this.recording.last || this.recording.complete)) {
+      this.index = Math.min(this.wanted, this.recording.last);
+      this.wanted = null;
+    } else if (this.wanted !== null) this.index = this.recording.last;
+    this.redraw();
+    this.askForMore();
+  }
+
+  move(direction, size) {
+    this.seek(this.recording.target(this.index, direction, size));
+  }
+
+  seek(index) {
+    if (!this.recording.frames.length) return;
+    this.wanted = null;
+    this.index = Math.min(Math.max(Math.round(index) || 0, 0), this.recording.last);
+    if (index === Infinity) this.index = this.recording.last;
+    this.redraw();
+    this.writeAddress();
+    this.askForMore();
+  }
+
+  askForMore() {
+    const held = this.recording.missing ? this.recording.frames.length : this.recording.last + 1;
+    const near = this.recording.last - this.index < LOOK_AHEAD || this.wanted !== null;
+    if (!this.hooks.need || this.asked === held || (!this.recording.missing && (this.recording.complete || !near))) return;
+    this.asked = held;
+    this.hooks.need(held);
+  }
+
+  redrawSoon() {
+    cancelAnimationFrame(this.pendingDraw);
+    this.pendingDraw = requestAnimationFrame(() => this.redraw());
+  }
+
+  redraw() {
+    const { recording } = this;
+    const frame = recording.frames[this.index];
+    if (!frame || !this.root.clientWidth) return;
+    useFontOf(this.root);
+    const previous = recording.frames[this.index - 1];
+    this.drawWords(frame);
+    this.transport.update(recording, this.index);
+    this.requests.draw(recording, frame, previous);
+    this.pool.draw(recording, frame);
+    this.queue.draw(recording, frame);
+    this.events.draw(recording, this.index);
+    this.slots.draw(recording, this.index);
+    this.chains.draw(recording, frame);
+    this.light(this.lit ?? this.pinned);
+  }
+
+  drawWords(frame) {
+    const { header } = this.recording;
+    this.title.textContent = header.title;
+    this.title.title = header.goal;
+    this.text.textContent = frame.say.text;
+    const note = this.recording.notes[frame.seq];
+    this.aside.textContent = this.aside.title = note ? frame.say.why : "";
+    this.why.textContent = this.why.title = note || frame.say.why;
+    this.why.classList.toggle("note", Boolean(note));
+    this.symbol.textContent = frame.say.symbol;
+    this.symbol.title = frame.say.symbol ? `This is what vLLM V1 does in ${frame.say.symbol}${frame.say.rule ? ` (rule ${frame.say.rule})` : ""}` : "";
+    this.symbol.parentElement.title = frame.say.text;
+    this.where.textContent = frame.step ? `step ${frame.step} · ${frame.op}` : frame.op;
+    this.drawChips(frame);
+  }
+
+  // Only what was really checked in this run, up to this frame.
+  drawChips(frame) {
+    const chips = [[this.recording.header.about, "", "The model that runs and the size of the pool"]];
+    if (frame.kind === "engine_failed") chips.push(["run stopped by an error", "bad", frame.say.text]);
+    else chips.push(["✓ invariants hold", "ok", "Every recorded frame was checked: each block is free, used or null; counts, tables, hashes and the queue agree"]);
+    if (frame.agreed) chips.push([`✓ ${frame.agreed}`, "ok", "The kernel's attention output was compared with the plain reference"]);
+    if (frame.requests.some((r) => r.forced.length)) chips.push(["some tokens are forced", "", "The scenario dictates these tokens; each is marked"]);
+    const signature = JSON.stringify(chips);
+    if (signature === this.chipsDrawn) return;
+    this.chipsDrawn = signature;
+    this.chips.replaceChildren();
+    for (const [text, kind, title] of chips) html(this.chips, "span", { class: `chip ${kind}`, title }, text);
+  }
+
+  key(event) {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !this.root.isConnected) return;
+    const target = event.composedPath()[0];
+    if (target instanceof Element && target.closest("input, textarea, select, [contenteditable=true], [role=combobox], [role=dialog]")) return;
+    const onButton = target instanceof Element && target.closest("button, a, [role=button]");
+    if (onButton && (event.key === " " || event.key === "Enter")) return;
+    if (event.key === "Escape") return this.pin(null);
+    if (this.recording.frames.length && this.transport.key(event)) event.preventDefault();
+  }
+
+  // Light one block up wherever it is drawn. A click pins it, so that it stays lit while stepping.
+  light(block) {
+    const next = block ?? null;
+    this.root.querySelectorAll(".lit").forEach((e) => next === null || e.dataset.block !== next ? e.classList.remove("lit") : null);
+    if (next !== null) this.root.querySelectorAll(`[data-block="${CSS.escape(next)}"]`).forEach((e) => e.classList.add("lit"));
+    this.lit = next;
+  }
+
+  pin(block) {
+    this.pinned = block === this.pinned ? null : block;
+    this.light(this.pinned);
+  }
+
+  theme() {
+    const background = getComputedStyle(this.root).getPropertyValue("--st-background-color").trim();
+    this.root.dataset.theme = isDark(background) ? "dark" : "light";
+  }
+
+  writeAddress() {
+    clearTimeout(this.addressTimer);
+    this.addressTimer = setTimeout(() => {
+      const address = new URL(window.location.href);
+      address.searchParams.set("step", String(this.index));
+      window.history.replaceState(window.history.state, "", address);
+    }, ADDRESS_DELAY);
+  }
+
+  destroy() {
+    document.removeEventListener("keydown", this.onKey);
+    this.resize.disconnect();
+    this.transport.destroy();
+    clearTimeout(this.addressTimer);
+  }
+}
+
+function blockOf(target) {
+  const element = target instanceof Element ? target.closest("[data-block]") : null;
+  return element ? element.dataset.block : null;
+}
+
+function stepOfAddress() {
+  const text = new URL(window.location.href).searchParams.get("step");
+  return text !== null && /^\d{1,7}$/.test(text) ? Number(text) : null;
+}
+
+function mountStage(root, hooks) {
+  return new Stage(root, hooks);
+}

@@ -1,0 +1,108 @@
+"""The one module that touches Streamlit's session state and caches: which runs are open, and what each browser has been sent.
+
+A scene on a model and a backend is deterministic, so one recording serves everybody who looks at it: it is made once per process and only grows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import streamlit as st
+
+from engine.errors import InvalidInput, PagewalkError
+from engine.models import ModelInfo, list_models
+from engine.session import Session
+from kernels import BACKENDS
+from scenarios import Scenario, SceneInfo, list_scenarios, load_scenario, open_session, resolve_notes
+from views.stage.payload import build_payload
+
+MAX_OPEN_RUNS = 64
+"""Recordings kept per process; the least recently used goes first and is simply made again when somebody returns to it."""
+
+
+@dataclass
+class OpenRun:
+    """A recording in progress. `advance` is safe to call from the threads of several users: each frame is recorded once."""
+
+    scenario: Scenario
+    session: Session
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def advance(self, have: int) -> None:
+        """Make sure that more than `have` frames are recorded, if there are more: records at most one further portion (one engine step)."""
+        with self._lock:
+            if len(self.session.trace.frames) <= have and not self.session.finished:
+                self.session.advance()
+                self._place_notes()
+
+    def _place_notes(self) -> None:
+        """Notes travel in the header, by frame. What counts from the end has its place only when the end is known."""
+        notes = self.scenario.notes
+        if not self.session.complete:
+            notes = [note for note in notes if note.at.nth > 0 and note.at.kind != "end"]
+        placed = resolve_notes(self.scenario.model_copy(update={"notes": notes}), self.session.trace.frames)
+        self.session.trace.header.scenario["resolved_notes"] = {str(seq): text for seq, text in placed.items()}
+
+
+@st.cache_resource(max_entries=MAX_OPEN_RUNS, show_spinner=False)
+def open_run(scene: str, model: str | None, backend: str | None) -> OpenRun:
+    """The recording of a scene of the library, with its first portion, which needs no model. Raises PagewalkError for what cannot be opened."""
+    if scene not in {info.id for info in scenes()}:  # a path would be read from the server's disk
+        raise InvalidInput(f"there is no scene “{scene}”: the scenes are {', '.join(info.id for info in scenes())}")
+    scenario = load_scenario(scene)
+    run = OpenRun(scenario, open_session(scenario, model=model, backend=backend))
+    run.advance(0)
+    return run
+
+
+@st.cache_data(show_spinner=False)
+def scenes() -> list[SceneInfo]:
+    """The scenes of the library, in the order of the gallery."""
+    return list_scenarios()
+
+
+def models() -> list[ModelInfo]:
+    """The models that have a name, installed or not. Asked anew each time: one may be pulled while the app runs."""
+    return list_models()
+
+
+def check_names(model: str | None, backend: str | None) -> None:
+    """Raises InvalidInput for a model or a backend that the address names and that does not exist. Paths are for the command line, not for addresses."""
+    names = [info.name for info in models()]
+    if model is not None and model not in names:
+        raise InvalidInput(f"there is no model “{model}”: the models are {', '.join(names)}")
+    missing = next((info for info in models() if info.name == model and not info.installed), None)
+    if missing is not None:
+        raise InvalidInput(f"the model “{missing.name}” is not installed yet: run `{missing.how_to_get}` and load this page again")
+    if backend is not None and backend not in BACKENDS:
+        raise InvalidInput(f"there is no backend “{backend}”: the backends are {', '.join(BACKENDS)}")
+
+
+def payload_of(run: OpenRun, trace_id: str, start: int) -> dict[str, Any]:
+    """What the browser is sent: the frames from `start` on."""
+    return {"trace_id": trace_id, **build_payload(run.session.trace, start=start)}
+
+
+def answer_need(component_key: str, run: OpenRun, trace_id: str) -> None:
+    """The stage asked for more frames: record them and remember how many this browser holds already, so that only new ones are sent."""
+    state = st.session_state.get(component_key)
+    need = state.get("need") if isinstance(state, Mapping) else None
+    if not isinstance(need, Mapping) or need.get("trace_id") != trace_id:
+        return
+    have = need.get("have")
+    held = have if isinstance(have, int) and not isinstance(have, bool) and have >= 0 else 0
+    run.advance(held)
+    st.session_state[f"held:{trace_id}"] = held
+
+
+def take_held(trace_id: str) -> int:
+    """How many frames the browser said it holds in this very exchange, 0 if it said nothing (then everything is sent)."""
+    return int(st.session_state.pop(f"held:{trace_id}", 0))
+
+
+def error_of(run: OpenRun) -> PagewalkError | None:
+    """What stopped the run, if something did."""
+    return run.session.error
