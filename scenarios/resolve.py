@@ -11,10 +11,18 @@ from scenarios.messages import shown
 from scenarios.problems import Path, Problem, ScenarioError
 from scenarios.schema import RequestPart, Scenario
 
+MAX_FRAMES = 20_000
+MAX_BLOCK_STATES = 8_000_000
+"""Blocks × frames of a run: about 64 MB and half a minute. Past that the recorder stops with a frame that says so."""
 
-def session_config(scenario: Scenario) -> SessionConfig:
-    """The scenario's settings as the session takes them."""
+
+def session_config(scenario: Scenario, num_positions: int | None) -> SessionConfig:
+    """The scenario's settings as the session takes them. `num_positions`: how many the model has, None without one; a pool that could hold longer
+    requests than that is no reason to run out of positions, so they become `max_model_len` (as vLLM derives it from the model)."""
     config = scenario.config
+    max_model_len = config.max_model_len
+    if max_model_len is None and num_positions is not None and num_positions < (config.num_blocks - 1) * config.block_size:
+        max_model_len = num_positions
     return SessionConfig(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
@@ -22,13 +30,14 @@ def session_config(scenario: Scenario) -> SessionConfig:
         hash_algo=config.prefix_caching_hash_algo,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len,
+        max_model_len=max_model_len,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         watermark=config.watermark,
         scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
         policy=config.policy,
         free_queue_order=tuple(config.free_queue_order),
         seed=config.seed,
+        max_frames=min(MAX_FRAMES, MAX_BLOCK_STATES // config.num_blocks),
     )
 
 
@@ -37,13 +46,17 @@ def action_specs(scenario: Scenario) -> tuple[ActionSpec, ...]:
     return tuple(ActionSpec(a.at_step, a.do, a.request) for a in scenario.actions)
 
 
-def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str) -> tuple[RequestSpec, ...]:
-    """The scenario's requests with token ids of `model`.
+def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str, num_positions: int | None) -> tuple[RequestSpec, ...]:
+    """The scenario's requests with token ids of `model`, which has `num_positions` positions (None: as many as one likes).
 
     Raises ScenarioError with everything that this model or the pool cannot serve: a token outside the vocabulary, a forced text that is not exactly
-    one token, a request that is longer than the pool or than `max_model_len`.
+    one token, a request that is longer than the pool, than `max_model_len` or than the model.
     """
     problems: list[Problem] = []
+    limit = scenario.config.max_model_len
+    if limit is not None and num_positions is not None and limit > num_positions:
+        message = f"this is {limit}, but {model} has {num_positions} positions; give {num_positions} or less"
+        problems.append(scenario.origin.problem(("config", "max_model_len"), message))
     specs: list[RequestSpec] = []
     for index, request in enumerate(scenario.requests):
         path: Path = ("requests", index)
@@ -51,7 +64,7 @@ def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str) -> tuple
         forced, more = _forced(request, path, tokenizer, model)
         found += more
         if not found:
-            found += _length(scenario, request, path, len(prompt))
+            found += _length(scenario, request, path, len(prompt), model, num_positions)
         problems += [scenario.origin.problem(place, message) for place, message in found]
         specs.append(
             RequestSpec(
@@ -113,7 +126,7 @@ def _outside(token_ids: list[int], path: Path, tokenizer: Tokenizer, model: str,
             yield place, f"there is no token {token_id}; the vocabulary of {model} goes from 0 to {tokenizer.vocab_size - 1}"
 
 
-def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tokens: int) -> _Found:
+def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tokens: int, model: str, num_positions: int | None) -> _Found:
     config = scenario.config
     field = "prompt" if request.prompt is not None else "prompt_token_ids"
     limit = config.max_model_len
@@ -127,6 +140,9 @@ def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tok
         message = f"a prompt of {num_prompt_tokens} tokens needs {needed} blocks of {config.block_size}, but {pool}"
         return [((*path, field), f"{message}; shorten it or set num_blocks to {needed + 1} or more")]
     num_tokens = num_prompt_tokens + request.output_limit
+    if limit is None and num_positions is not None and num_tokens > num_positions:
+        message = f"{num_prompt_tokens} prompt tokens and {request.output_limit} outputs are {num_tokens} tokens, but {model} has {num_positions} positions"
+        return [((*path, field), f"{message}; shorten the prompt or lower max_tokens")]
     num_tokens = num_tokens if limit is None else min(num_tokens, limit)
     needed = -(-num_tokens // config.block_size)
     if needed > usable:

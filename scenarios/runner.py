@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import PagewalkError
-from engine.models import Tokenizer, load_tokenizer
+from engine.models import Tokenizer, load_tokenizer, max_model_len_of
 from engine.session import NO_MODEL, InterpretedLayers, Session
 from engine.trace.frame import Frame, Trace
 from scenarios.expectations import Failure, check_expectations, select
@@ -44,9 +44,10 @@ def open_session(
     scenario = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     name = model or scenario.model
     tokenizer = load_vocabulary(name)
+    num_positions = None if name == NO_MODEL else max_model_len_of(name)
     return Session(
-        session_config(scenario),
-        request_specs(scenario, tokenizer, name),
+        session_config(scenario, num_positions),
+        request_specs(scenario, tokenizer, name, num_positions),
         action_specs(scenario),
         vocabulary=tokenizer.token_text,
         model_name=name,

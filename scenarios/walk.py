@@ -24,8 +24,14 @@ def frame_line(frame: Frame, trace: Trace) -> str:
     event = frame.event
     skip = ("cause", "request_id", "group_id")
     fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in skip}
+    vocabulary = trace.header.vocabulary
     if "token_id" in fields:
-        fields["text"] = trace.header.vocabulary.get(fields["token_id"], "")
+        fields["token"] = vocabulary.get(fields.pop("token_id"), "")
+    if "token_ids" in fields:
+        fields["tokens"] = " ".join(vocabulary.get(t, f"<{t}>") for t in fields.pop("token_ids"))
+    for name in ("block_hash", "parent_hash"):
+        if fields.get(name):
+            fields[name] = f"{fields[name][:8]}…"
     facts = ", ".join(f"{name}={_value(value)}" for name, value in event.cause.facts.items())
     cause = f"({event.cause.kind.value}{': ' if facts else ''}{facts})"
     shown = "  ".join(f"{name}={_value(value)}" for name, value in fields.items())
@@ -34,7 +40,5 @@ def frame_line(frame: Frame, trace: Trace) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(v, int) for v in value):
-        value = [int(v) for v in value]
-    text = value if isinstance(value, str) and value.isalnum() else repr(value)
+    text = f"“{value}”" if isinstance(value, str) else repr(value)
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"

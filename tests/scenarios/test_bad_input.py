@@ -173,7 +173,8 @@ CASES: list[tuple[str, str, list[str]]] = [
     ("very many values", edited("[3, 4, 5, 6, 7, 8, 2, 1]", "[" + "1," * 31_000 + "]"), [
         "s.yaml:16: expect[0].free_queue: the file has more than 30000 values, which is more than a scenario may have; shorten it"]),
     ("half a character", edited("A title", '"\\ud800"'), ["s.yaml:2: title: this text has half a character in it"]),
-    ("half a character as a forced token", edited("[fathers, brought]", '["\\ud800"]'), ["s.yaml:10: requests[0].force[0]: a forced token cannot be half a character"]),
+    ("half a character as a forced token", edited("[fathers, brought]", '["\\ud800"]'), [
+        "s.yaml:10: requests[0].force[0]: a forced token cannot be half a character"]),
     ("half a character in a key", edited("free_queue: [3, 4, 5, 6, 7, 8, 2, 1]", 'block_table: {"\\ud800": [1]}'), ["s.yaml:16: expect[0]"]),
     ("two documents", GOOD + "---\nid: other\n", ["s.yaml:17: a second scenario begins here; give each its own file"]),
     ("list instead of fields", "- id: scene\n", ["s.yaml:1: the file does not begin with a field; a scenario has fields like"]),

@@ -11,7 +11,7 @@ import pytest
 
 from engine.trace.codec import decode_json, encode_json
 from engine.trace.events import CauseKind, TokenSampled
-from scenarios import RunResult, list_scenarios, load_scenario, resolve_notes, run, scenario_from_data
+from scenarios import RunResult, ScenarioError, list_scenarios, load_scenario, open_session, resolve_notes, run, scenario_from_data
 from scenarios.expectations import select, selector_text
 from scenarios.loader import GROUPS, LIBRARY, library_files
 from scenarios.schema import json_schema
@@ -139,7 +139,7 @@ def test_scene_fits_the_printed_schema(scene: str) -> None:
 def test_a_trace_carries_the_scenario_that_made_it() -> None:
     trace = run_on_tiny("figure-6").trace
     again = scenario_from_data(decode_json(encode_json(trace)).header.scenario)
-    assert again == load_scenario("figure-6")
+    assert again.plain() == load_scenario("figure-6").plain()
     assert again.group == "paper"
 
 
@@ -152,6 +152,27 @@ def test_any_script_can_be_typed(prompt: str) -> None:
     result = run(scenario_from_data(data))
     assert result.error is None
     assert result.failures == []
+
+
+def test_a_request_cannot_be_longer_than_the_model() -> None:
+    """tiny has 1024 positions; the pool could hold more."""
+    data = load_scenario("figure-6-v1").plain() | {"notes": [], "expect": []}
+    data["config"] = {"num_blocks": 400, "block_size": 4}
+    data["requests"] = [{"id": "A", "prompt": "Four " * 1020, "max_tokens": 5}]
+    with pytest.raises(ScenarioError) as caught:
+        open_session(scenario_from_data(data))
+    assert str(caught.value) == (
+        "the scenario: requests[0].prompt: 1021 prompt tokens and 5 outputs are 1026 tokens, but tiny has 1024 positions; "
+        "shorten the prompt or lower max_tokens"
+    )
+    data["config"]["max_model_len"] = 1025
+    with pytest.raises(ScenarioError, match=r"config\.max_model_len: this is 1025, but tiny has 1024 positions; give 1024 or less$"):
+        open_session(scenario_from_data(data))
+    data["config"]["max_model_len"] = 1024
+    assert open_session(scenario_from_data(data)).config.max_model_len == 1024
+    del data["config"]["max_model_len"]
+    data["requests"][0]["max_tokens"] = 3
+    assert open_session(scenario_from_data(data)).config.max_model_len == 1024
 
 
 def test_opening_a_session_loads_no_torch() -> None:
