@@ -143,7 +143,8 @@ class Session:
 
         self._runner_choice = choose_runner(config, model_name, backend, interpreted_layers)
         header = TraceHeader(
-            scenario=dict(scenario or {}), config=asdict(config), model=self._runner_choice.model, backend=self._runner_choice.backend,
+            scenario=dict(scenario or {}), config={**asdict(config), "free_queue_order": list(config.free_queue_order)},
+            model=self._runner_choice.model, backend=self._runner_choice.backend,
             versions=self._runner_choice.versions, seed=config.seed, vocabulary={},
         )  # fmt: skip
         self.trace = Trace(header, [])

@@ -41,6 +41,12 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     return tokenizer_of_folder(resolve(name_or_path)[1])
 
 
+def max_model_len_of(name_or_path: str) -> int | None:
+    """How many positions the model has, in tokens, from its config.json (None: it does not say); needs no torch. Raises InvalidInput."""
+    positions = read_json(resolve(name_or_path)[1] / "config.json").get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None
+
+
 def load_model(name_or_path: str) -> LoadedModel:
     """The model of that name or in that folder; the second call returns the same object. Never goes online. Raises InvalidInput."""
     name, folder = resolve(name_or_path)
@@ -71,7 +77,9 @@ def fingerprint_of(folder: Path) -> str:
 def _load(name: str, folder: Path) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # a second's work; a bar would run into what commands print
     tokenizer = tokenizer_of_folder(folder)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
