@@ -68,6 +68,8 @@ class ModelRunner:
         limit = getattr(config, "max_position_embeddings", None)
         if limit is not None and max_model_len > limit:
             raise InvalidInput(f"max_model_len is {max_model_len}, but the model knows only {limit} positions; give at most {limit}.")
+        if model.device.type != torch.device(device).type:
+            raise InvalidInput(f"The model lies on {model.device}, but the KV cache is to lie on {device}; put both on the same device.")
         num_layers = int(config.num_hidden_layers)
         self._layer_backends = kernel_settings.layer_backends(num_layers)
         self._compared_layers = kernel_settings.compared_layers(num_layers)

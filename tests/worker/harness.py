@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from engine.core.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SamplingParams, SchedulerOutput
-from engine.trace.events import Event
+from engine.trace.events import Emit
 from engine.worker.kernel_settings import KernelSettings
 from engine.worker.model_runner import ModelRunner
 from kernels import Backend
@@ -164,7 +164,7 @@ def make_runner(
     block_size: int = 4,
     num_blocks: int = 96,
     kernel_settings: KernelSettings = TORCH,
-    events: list[Event] | None = None,
+    emit: Emit | None = None,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 128,
 ) -> ModelRunner:
@@ -177,7 +177,7 @@ def make_runner(
         max_model_len=128,
         max_num_batched_tokens=max_num_batched_tokens,
         kernel_settings=kernel_settings,
-        emit=None if events is None else events.append,
+        emit=emit,
     )
 
 

@@ -170,3 +170,17 @@ def test_more_positions_than_the_model_knows_are_refused(model: PreTrainedModel)
         ModelRunner(
             model, num_blocks=8, block_sizes=(4,), max_num_seqs=2, max_model_len=257, max_num_batched_tokens=16, kernel_settings=TORCH
         )
+
+
+def test_model_and_cache_must_lie_on_the_same_device(model: PreTrainedModel) -> None:
+    with pytest.raises(InvalidInput, match="The model lies on cpu, but the KV cache is to lie on cuda:0"):
+        ModelRunner(
+            model,
+            num_blocks=8,
+            block_sizes=(4,),
+            max_num_seqs=2,
+            max_model_len=64,
+            max_num_batched_tokens=16,
+            kernel_settings=TORCH,
+            device="cuda:0",
+        )

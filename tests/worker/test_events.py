@@ -21,7 +21,7 @@ def of_kind(events: list[Event], kind: type[Event]) -> list[Event]:
 
 def test_r8_6_order_of_a_step_and_what_each_event_says(model: PreTrainedModel) -> None:
     events: list[Event] = []
-    driver = Driver(make_runner(model, events=events, kernel_settings=ONE_LAYER))
+    driver = Driver(make_runner(model, emit=events.append, kernel_settings=ONE_LAYER))
     driver.free = [9, 8, 6, 5, 2, 3, 1, 7]
     driver.add("A", [10, 11, 12, 13, 14, 15, 16])
     driver.add("B", [20, 21])
@@ -49,7 +49,7 @@ def test_r8_6_order_of_a_step_and_what_each_event_says(model: PreTrainedModel) -
 
 def test_a_decode_step_maps_one_slot_and_touches_a_row_only_when_it_grows(model: PreTrainedModel) -> None:
     events: list[Event] = []
-    driver = Driver(make_runner(model, events=events))
+    driver = Driver(make_runner(model, emit=events.append))
     driver.free = [3, 1, 7]
     driver.add("A", random_prompt(7, seed=0))
     driver.step({"A": 7})
@@ -72,7 +72,7 @@ def test_a_decode_step_maps_one_slot_and_touches_a_row_only_when_it_grows(model:
 )
 def test_the_comparison_is_reported(model: PreTrainedModel, settings: object, layers: list[int], compared: bool) -> None:
     events: list[Event] = []
-    driver = Driver(make_runner(model, events=events, kernel_settings=settings))  # type: ignore[arg-type]
+    driver = Driver(make_runner(model, emit=events.append, kernel_settings=settings))  # type: ignore[arg-type]
     driver.add("A", random_prompt(9, seed=0))
     driver.step({"A": 9})
     attention = events[-1]
@@ -103,7 +103,7 @@ def test_a_kernel_that_is_wrong_is_reported_and_its_result_goes_on(model: PreTra
 
     monkeypatch.setattr(attention_module, "paged_attention", wrong)
     events: list[Event] = []
-    driver = Driver(make_runner(model, events=events, kernel_settings=ONE_LAYER))
+    driver = Driver(make_runner(model, emit=events.append, kernel_settings=ONE_LAYER))
     driver.add("A", prompt)
     driver.step({"A": 9})
     attention = events[-1]
@@ -133,9 +133,7 @@ def test_rows_can_be_followed_from_the_events_alone(model: PreTrainedModel) -> N
                 followed[event.row] = (event.request_id, old + tuple(event.block_ids))
         assert {r.row: (r.request_id, r.block_ids[0]) for r in runner.rows()} == followed
 
-    runner = make_runner(model)
-    runner.input_batch._emit = follow
-    runner._emit_or_none = follow
+    runner = make_runner(model, emit=follow)
     driver = Driver(runner)
     for i, req_id in enumerate("ABCDE"):
         driver.add(req_id, random_prompt(3 + i, seed=i))
@@ -163,7 +161,7 @@ def test_rows_can_be_followed_from_the_events_alone(model: PreTrainedModel) -> N
 
 def test_r6_7_copies_are_reported_between_rows_and_slots(model: PreTrainedModel) -> None:
     events: list[Event] = []
-    driver = Driver(make_runner(model, events=events))
+    driver = Driver(make_runner(model, emit=events.append))
     driver.add("A", random_prompt(3, seed=0))
     driver.copies = [(5, 6), (7, 8)]
     driver.step({"A": 3})
@@ -200,7 +198,7 @@ def test_ids_outside_the_vocabulary_are_refused_before_anything_changes(
     model: PreTrainedModel, prompt: list[int], params: SamplingParams, bad: int
 ) -> None:
     events: list[Event] = []
-    driver = Driver(make_runner(model, events=events))
+    driver = Driver(make_runner(model, emit=events.append))
     driver.add("A", prompt, params)
     with pytest.raises(InvalidInput, match=f"Token id {bad} of request A is outside the model's vocabulary of 97 tokens"):
         driver.step({"A": len(prompt)})
@@ -251,4 +249,62 @@ def test_forced_tokens_become_the_request_and_are_fed_back(model: PreTrainedMode
     assert first.cause.kind is CauseKind.FORCED
     expected = dynamic_cache_logits(reference, [*prompt, 40, 41], 6)
     assert first.cause.facts == {"model_token_id": int(expected[5].argmax())}
+    assert float((driver.logits["A", 7] - expected[7]).abs().max()) <= TOLERANCE
+
+
+def test_a_row_that_was_left_is_zeroed(model: PreTrainedModel) -> None:
+    """R8.2: clear_row on leaving, also when nobody takes the row."""
+    driver = Driver(make_runner(model))
+    driver.add("A", random_prompt(3, seed=0))
+    driver.add("B", random_prompt(9, seed=0))
+    driver.step({"A": 3, "B": 9})
+    driver.finish("B")
+    driver.step({"A": 1})
+    table = driver.runner.block_table[0]
+    assert table.num_blocks_per_row[1] == 0
+    assert not table.block_table_np[1].any()
+
+
+def test_new_requests_take_the_empty_rows_before_resumed_ones(model: PreTrainedModel) -> None:
+    """vLLM's _update_states: new requests join before resumed ones, whatever the order of scheduling."""
+    driver = Driver(make_runner(model))
+    for req_id in "AB":
+        driver.add(req_id, random_prompt(3, seed=0))
+    driver.step({"A": 3, "B": 3})
+    driver.preempt("B")
+    driver.step({"A": 1})
+    driver.add("C", random_prompt(3, seed=0))
+    driver.step({"A": 1, "B": 4, "C": 3})
+    assert [r.request_id for r in driver.runner.rows()] == ["A", "C", "B"]
+
+
+def test_resumed_without_having_left_gets_its_new_table(model: PreTrainedModel) -> None:
+    """R8.3: preempted and resumed within one schedule(), so the worker still has the old row when the full new table arrives."""
+    events: list[Event] = []
+    driver = Driver(make_runner(model, emit=events.append))
+    driver.add("A", random_prompt(9, seed=0))
+    driver.step({"A": 9})
+    old = driver.runner.rows()[0].block_ids[0]
+    driver.preempt("A")
+    events.clear()
+    driver.step({"A": 10})
+    new = driver.runner.rows()[0].block_ids[0]
+    assert len(new) == 3
+    assert new != old
+    assert [e.cause.kind for e in events if isinstance(e, RowUpdated)] == [CauseKind.LEFT_BATCH, CauseKind.ADDED_TO_BATCH]
+
+
+def test_a_resumed_request_has_the_tokens_that_the_scheduler_says(model: PreTrainedModel, reference: PreTrainedModel) -> None:
+    """CachedRequestData.all_token_ids wins over what the worker sampled itself."""
+    from tests.worker.harness import TOLERANCE, dynamic_cache_logits
+
+    driver = Driver(make_runner(model))
+    driver.add("A", random_prompt(5, seed=0))
+    driver.step({"A": 5})
+    driver.step({"A": 1})
+    driver.preempt("A")
+    request = driver.requests["A"]
+    request.token_ids[5:] = [60, 61, 62]
+    driver.step({"A": 8})
+    expected = dynamic_cache_logits(reference, request.token_ids[:8], 5)
     assert float((driver.logits["A", 7] - expected[7]).abs().max()) <= TOLERANCE
