@@ -89,6 +89,7 @@ def train(out: Path, steps: int = STEPS, report: Callable[[str], None] = print) 
 
     out.mkdir(parents=True, exist_ok=True)
     model.eval().half().save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # the library writes it for the owner alone
     # The wrapper's files say "take no special token from a text" and "leave spaces alone" to anyone who loads the folder with transformers.
     wrapper = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False, model_max_length=MAX_MODEL_LEN, split_special_tokens=True

