@@ -112,6 +112,9 @@ def test_touch_takes_an_unused_block_out_of_the_middle() -> None:
 def test_the_null_block_never_enters_the_queue() -> None:
     """R1.2: its ref_cnt is not maintained and may go below zero."""
     pool = BlockPool(3, True, 4)
+    pool.touch([pool.null_block])
+    pool.free_blocks([pool.null_block])
+    assert pool.null_block.ref_cnt == 0
     pool.free_blocks([pool.null_block, pool.null_block])
     assert pool.null_block.ref_cnt == -2
     pool.touch([pool.null_block])

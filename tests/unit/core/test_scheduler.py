@@ -204,6 +204,20 @@ def test_several_victims_in_one_step_from_the_back() -> None:
     assert engine.waiting == ["C"]
 
 
+def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
+    """R7.6: the victim leaves a seat and room for W, which has to wait for the next step all the same."""
+    engine = Engine(6, strict=False, policy="priority", max_num_seqs=2)
+    engine.add("A", 7, priority=0)
+    engine.add("B", 7, base=50, priority=5)
+    engine.step()
+    engine.add("W", 2, base=80, priority=1)
+    engine.step()
+    output = engine.step()
+    assert (output.preempted_req_ids, output.num_scheduled_tokens) == ({"B"}, {"A": 1})
+    assert engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 2
+    assert engine.step().num_scheduled_tokens == {"A": 1, "W": 2}
+
+
 def test_a_request_that_needs_its_own_blocks_preempts_itself() -> None:
     """R7.5 [T33]: then no running request is scheduled any more in this step."""
     engine = Engine(6, strict=False, max_num_batched_tokens=8, scheduler_reserve_full_isl=False)
@@ -232,6 +246,20 @@ def test_priority_preempts_the_least_important_and_gives_its_budget_back() -> No
     assert engine.of(StepScheduled)[-1].token_budget_left == 8192 - 1
     cause = engine.of(RequestPreempted)[0].cause
     assert (cause.kind, cause.facts) == (CauseKind.LOWEST_PRIORITY, {"for_request": "high", "priority": 5})
+
+
+def test_when_a_scheduled_victim_leaves_the_list_nobody_is_passed_over() -> None:
+    """R7.5: low goes, high and mid move forward by one place; mid still gets its turn in this step."""
+    engine = Engine(8, strict=False, policy="priority")
+    engine.add("low", 7, priority=5)
+    engine.step()
+    engine.add("high", 7, base=50, priority=0)
+    engine.add("mid", 5, base=80, priority=1)
+    while engine.running != ["low", "high", "mid"] or engine.scheduler.requests["high"].num_computed_tokens < 8:
+        engine.step()
+    output = engine.step()
+    assert output.preempted_req_ids == {"low"}
+    assert output.num_scheduled_tokens == {"high": 1, "mid": 1}
 
 
 def test_priority_serves_the_smallest_number_first_then_arrival() -> None:
