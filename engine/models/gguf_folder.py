@@ -135,7 +135,7 @@ def convert(gguf_file: Path, out: Path) -> None:
     try:
         save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:  # the library wraps what the operating system said
-        full = "StorageFull" in str(error) or shutil.disk_usage(out).free < (1 << 20)
+        full = any(f"os error {code})" in str(error) for code in (errno.ENOSPC, errno.EDQUOT, 112))  # 112: Windows' ERROR_DISK_FULL
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
     (out / "model.safetensors").chmod(0o644)  # the library writes it for the owner alone
     files = [out / "model.safetensors", out / "tokenizer.json"]
