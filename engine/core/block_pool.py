@@ -126,8 +126,10 @@ class BlockPool:
                 for undone in (*prepended, *appended, *still_referenced, block):
                     undone.ref_cnt += 1
                 raise EngineError(f"block {block.block_id} is freed twice: nothing refers to it any more, so every reference must be given back once only")
-        self.free_block_queue.prepend_n(prepended)
-        self.free_block_queue.append_n(appended)
+        if prepended:
+            self.free_block_queue.prepend_n(prepended)
+        if appended:
+            self.free_block_queue.append_n(appended)
         return FreedBlocks(prepended, appended, still_referenced)
 
     # ------------------------------------------------------------------ the prefix cache
@@ -240,8 +242,10 @@ class BlockPool:
         primary = block.block_hash
         if primary is None:
             return False
-        keys = [primary, *sorted(self.cached_block_hashes_by_block.pop(block.block_id, ()))]
-        block.reset_hash()
+        extra = self.cached_block_hashes_by_block.pop(block.block_id, None)
+        keys = [primary] if extra is None else [primary, *sorted(extra)]
+        block.block_hash = None
+        block.block_hash_num_tokens = None
         for key in keys:
             self.cached_block_hash_to_block.pop(key, block.block_id)
             if self.enable_kv_cache_events:

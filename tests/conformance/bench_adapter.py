@@ -1,0 +1,100 @@
+"""A thin layer over the engine's block stack for a benchmark program that compares it with vLLM's own.
+
+Positional arguments only; nothing is kept between calls, nothing is computed in advance. Groups besides a single one of type ``full`` are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.core.block_hash import BlockHasher, make_block_hash_with_group_id
+from engine.core.block_pool import BlockPool
+from engine.core.kv_cache_block import KVCacheBlock
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from engine.core.output import SamplingParams
+from engine.core.request import Request, RequestStatus
+from engine.errors import InvalidInput
+
+UNLIMITED = SamplingParams(max_tokens=sys.maxsize)
+
+
+def make_pool(num_blocks: int, block_size: int, enable_caching: bool) -> BlockPool:
+    return BlockPool(num_blocks, enable_caching, block_size)
+
+
+def register(pool: BlockPool, block: KVCacheBlock, key: bytes) -> None:
+    assert pool.hash_block_size is not None
+    pool.insert_block_hash(make_block_hash_with_group_id(key, 0), block, pool.hash_block_size)
+
+
+class _Prompt:
+    """What the hasher reads of a request."""
+
+    __slots__ = ("all_token_ids", "block_hashes", "cache_salt", "lora_name")
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.all_token_ids = list(token_ids)
+        self.block_hashes: list[bytes] = []
+        self.lora_name: str | None = None
+        self.cache_salt: str | None = None
+
+
+def hash_prompt(token_ids: list[int], block_size: int) -> list[bytes]:
+    return BlockHasher(block_size, "sha256_cbor")(_Prompt(token_ids))
+
+
+class Manager:
+    """A manager and the hasher of its requests."""
+
+    def __init__(self, manager: KVCacheManager, hasher: BlockHasher | None) -> None:
+        self.manager = manager
+        self.hasher = hasher
+
+
+def make_manager(num_blocks: int, block_size: int, groups: Iterable[dict[str, Any]], max_model_len: int, enable_caching: bool) -> Manager:
+    specs: list[KVCacheGroupSpec] = []
+    for index, group in enumerate(groups):
+        if group["type"] != "full":
+            raise InvalidInput(f"attention type {group['type']!r} is not supported")
+        specs.append(KVCacheGroupSpec([f"layer{index}"], FullAttentionSpec(group.get("block_size", block_size))))
+    manager = KVCacheManager(KVCacheConfig(num_blocks, specs), max_model_len, enable_caching=enable_caching)
+    hasher = BlockHasher(specs[0].kv_cache_spec.block_size, "sha256_cbor") if enable_caching else None
+    return Manager(manager, hasher)
+
+
+def add_request(manager: Manager, request_id: str, token_ids: list[int]) -> Request:
+    return Request(request_id, token_ids, UNLIMITED, block_hasher=manager.hasher)
+
+
+def lookup(manager: Manager, request: Request) -> int:
+    return manager.manager.get_computed_blocks(request).num_tokens
+
+
+def prefill(manager: Manager, request: Request, token: int) -> int:
+    hit = manager.manager.get_computed_blocks(request)
+    new = manager.manager.allocate_slots(request, request.num_tokens - hit.num_tokens, hit.num_tokens, hit.blocks)
+    if new is None:
+        raise RuntimeError(f"no room for the prompt of {request.request_id}")
+    request.status = RequestStatus.RUNNING
+    request.num_computed_tokens = request.num_tokens
+    request.append_output_token_ids(token)
+    return hit.num_tokens
+
+
+def decode_step(manager: Manager, request: Request, token: int) -> None:
+    if manager.manager.allocate_slots(request, 1) is None:
+        raise RuntimeError(f"no room for the next token of {request.request_id}")
+    request.num_computed_tokens += 1
+    request.append_output_token_ids(token)
+
+
+def finish(manager: Manager, request: Request) -> None:
+    request.status = RequestStatus.FINISHED_STOPPED
+    manager.manager.free(request)
+
+
+def next_step(manager: Manager) -> None:
+    manager.manager.new_step_starts()
