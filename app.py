@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from views.screens.start import start
+from views.screens.start import page
 
 st.set_page_config(page_title="Pagewalk", page_icon="▦", layout="wide", initial_sidebar_state="collapsed")
-st.navigation([st.Page(start, title="Pagewalk", url_path="", default=True)], position="hidden").run()
+st.navigation([page()], position="hidden").run()

@@ -95,8 +95,10 @@ def power_of_ten(value: float) -> str:
 
 
 def percent(probability: object) -> str:
-    """“93 %”, with one decimal where rounding would say 100 % of something uncertain."""
+    """“93 %”; near certainty is not rounded up to it."""
     if not isinstance(probability, int | float):
         return "an unknown probability"
     value = 100 * probability
-    return f"{value:.0f} %" if value < 99 or value >= 100 else f"{value:.1f} %"
+    if 99.9 <= value < 100:
+        return "over 99.9 %"
+    return f"{value:.1f} %" if value < 10 or 99 <= value < 100 else f"{value:.0f} %"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
-
 import streamlit as st
+from streamlit.navigation.page import StreamlitPage
 
 from views.state import scenes
 
@@ -15,10 +14,19 @@ GROUP_TITLES = {
     "bugs": "What can go wrong",
 }
 COLUMNS = 3
+STYLE = """<style>
+.stMainBlockContainer { padding: 28px 40px 24px !important; max-width: 1280px !important; margin: 0 auto; }
+.stMainBlockContainer h1 { font-size: 30px; padding: 0; }
+.stMainBlockContainer h3 { font-size: 17px; padding: 8px 0 10px; }
+[class*="st-key-card-"] { gap: 6px; padding: 14px 16px; }
+[class*="st-key-card-"] [data-testid="stPageLink-NavLink"] { padding: 0; background: none; }
+[class*="st-key-card-"] [data-testid="stPageLink-NavLink"] p { font-size: 16px; font-weight: 650; text-decoration: underline; white-space: normal; }
+</style>"""
 
 
-def gallery(problem: str | None = None) -> None:
-    """All scenes as cards. `problem`: one sentence about an address that leads nowhere."""
+def gallery(page: StreamlitPage, problem: str | None = None) -> None:
+    """All scenes as cards that link to `page`. `problem`: one sentence about an address that leads nowhere."""
+    st.html(STYLE)
     st.title("Pagewalk", anchor=False)
     st.markdown("Walk through vLLM's KV cache one decision at a time. A small real language model runs while you watch; step back whenever you like.")
     if problem:
@@ -30,7 +38,7 @@ def gallery(problem: str | None = None) -> None:
         for first in range(0, len(members), COLUMNS):
             for column, info in zip(st.columns(COLUMNS), members[first : first + COLUMNS], strict=False):
                 with column, st.container(border=True, height="stretch", key=f"card-{info.id}"):
-                    st.markdown(f"#### [{_plain(info.title)}](?{urlencode({'scene': info.id})})")
+                    st.page_link(page, label=_plain(info.title), icon="", query_params={"scene": info.id})
                     st.markdown(_plain(info.goal))
                     st.caption(_plain(info.source))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
+from streamlit.navigation.page import StreamlitPage
 
 from views import state
 from views.screens.gallery import sentence
@@ -15,18 +16,20 @@ PAGE_STYLE = """<style>
 header[data-testid="stHeader"] { display: none; }
 .stMainBlockContainer { padding: 0 !important; max-width: none !important; }
 .stMainBlockContainer > .stVerticalBlock { gap: 0; }
-.st-key-choosers { position: absolute; top: 7px; right: 20px; z-index: 5; width: auto !important; }
-.st-key-choosers button, .st-key-choosers a { min-height: 30px !important; padding: 2px 10px !important; font-size: 13px; }
-.st-key-choosers p { font-size: 13px !important; }
+.st-key-choosers { position: absolute; top: 7px; right: 20px; z-index: 5; width: auto !important; align-items: center; }
+.st-key-choosers button, .st-key-choosers a { min-height: 30px !important; height: 30px; padding: 2px 10px !important; background: none !important; }
+.st-key-choosers a { border: 1px solid color-mix(in srgb, currentColor 22%, transparent); border-radius: 8px; margin: 0; }
+.st-key-choosers p { font-size: 13px !important; font-weight: 500; }
+[data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
 </style>"""
 
 
-def scene(name: str, model: str | None, backend: str | None) -> None:
+def scene(page: StreamlitPage, name: str, model: str | None, backend: str | None) -> None:
     """The scene `name` of the library. Raises PagewalkError when it, the model or the backend cannot be used."""
     state.check_names(model, backend)
     run = state.open_run(name, model, backend)
     st.html(PAGE_STYLE)
-    _choosers(name, model or run.scenario.model, backend)
+    _choosers(page, name, model or run.scenario.model, backend)
     _stage(run, "/".join((name, model or "", backend or "")))
 
 
@@ -43,9 +46,9 @@ def _stage(run: state.OpenRun, trace_id: str) -> None:
         st.error(sentence(str(error)), icon=":material/error:")
 
 
-def _choosers(name: str, model: str, backend: str | None) -> None:
+def _choosers(page: StreamlitPage, name: str, model: str, backend: str | None) -> None:
     with st.container(key="choosers", horizontal=True, gap="small"):
-        st.link_button("All scenes", "?", type="secondary")
+        st.page_link(page, label="All scenes", icon="")
         with st.popover(f"Model: {model}"):
             _scene_chooser(name)
             _model_chooser(model)

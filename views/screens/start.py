@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
+from streamlit.navigation.page import StreamlitPage
 
 from engine.errors import PagewalkError
 from views.screens.gallery import gallery
@@ -12,10 +13,17 @@ from views.screens.scene import scene
 def start() -> None:
     """Show the scene that the address names (`?scene=…&step=…&model=…&backend=…`), or the gallery."""
     name = st.query_params.get("scene")
+    # A link inside the page changes what the server knows, not what the browser shows: say it again, so that the address can be passed on.
+    st.query_params.from_dict(st.query_params.to_dict() if name else {})
     if not name:
-        gallery()
+        gallery(page())
         return
     try:
-        scene(name, st.query_params.get("model") or None, st.query_params.get("backend") or None)
+        scene(page(), name, st.query_params.get("model") or None, st.query_params.get("backend") or None)
     except PagewalkError as error:
-        gallery(str(error))
+        gallery(page(), str(error))
+
+
+def page() -> StreamlitPage:
+    """The page that navigation knows and links lead to."""
+    return st.Page(start, title="Pagewalk", url_path="", default=True)

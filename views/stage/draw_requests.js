@@ -124,7 +124,7 @@ class RequestsPanel {
 
   drawTable(parent, recording, rows, now) {
     const table = html(parent, "div", { class: "table", role: "table", "aria-label": "Block table" });
-    const head = html(table, "div", { class: "row head", role: "row" });
+    const head = html(table, "div", { class: "row titles", role: "row" });
     for (const title of ["logical", "", "physical", "#filled"]) html(head, "span", { role: "columnheader" }, title);
     const shown = rows.filter((r) => r.physical !== null);
     if (!shown.length) html(table, "p", { class: "muted" }, "No physical block yet: the table is empty.");

@@ -73,7 +73,7 @@ class _Table:
 
 
 def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)
+    return msgspec.json.decode(msgspec.json.encode(value))  # lists instead of tuples, as the browser will see it
 
 
 def _header(trace: Trace) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _header(trace: Trace) -> dict[str, Any]:
     scenario, config = header.scenario, header.config
     model = str(header.model.get("name", "none"))
     num_blocks = int(config.get("num_blocks") or (len(trace.frames[0].blocks) if trace.frames else 0))
-    about = "no model, bookkeeping only" if model == "none" else f"{model} model"
+    about = "no model, bookkeeping only" if model == "none" else model
     return {
         "title": str(scenario.get("title") or scenario.get("id") or "A run"),
         "goal": str(scenario.get("goal") or ""),

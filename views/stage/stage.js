@@ -30,9 +30,10 @@ class Stage {
     const say = html(root, "section", { class: "say", "aria-live": "polite" });
     const line = html(say, "div", { class: "first" });
     this.text = html(line, "b");
-    this.aside = html(line, "span", { class: "aside" });
     this.symbol = html(line, "code");
-    this.why = html(say, "div", { class: "second" });
+    this.second = html(say, "div", { class: "second" });
+    this.note = html(this.second, "span", { class: "note" });
+    this.why = html(this.second, "span");
     this.transport = new Transport(root, { move: (d, size) => this.move(d, size), seek: (i) => this.seek(i) });
     const main = html(root, "div", { class: "main" });
     const left = this.card(main, "Requests and block tables", "requests");
@@ -128,13 +129,13 @@ class Stage {
     this.title.title = header.goal;
     this.text.textContent = frame.say.text;
     const note = this.recording.notes[frame.seq];
-    this.aside.textContent = this.aside.title = note ? frame.say.why : "";
-    this.why.textContent = this.why.title = note || frame.say.why;
-    this.why.classList.toggle("note", Boolean(note));
+    this.note.textContent = note ? `${note} ` : "";
+    this.why.textContent = frame.say.why;
+    this.second.title = note ? `${note}\n${frame.say.why}` : frame.say.why;
     this.symbol.textContent = frame.say.symbol;
     this.symbol.title = frame.say.symbol ? `This is what vLLM V1 does in ${frame.say.symbol}${frame.say.rule ? ` (rule ${frame.say.rule})` : ""}` : "";
     this.symbol.parentElement.title = frame.say.text;
-    this.where.textContent = frame.step ? `step ${frame.step} · ${frame.op}` : frame.op;
+    this.where.textContent = frame.op;
     this.drawChips(frame);
   }
 
