@@ -24,7 +24,7 @@ from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.kv_cache_spec import check_num_blocks
 from engine.core.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from engine.errors import EngineError
-from engine.trace.events import BlockCached, BlockEvicted, Cause, CauseKind, Emit, Fact, PrefixCacheReset
+from engine.trace.events import BlockCached, BlockEvicted, Cause, CauseKind, Emit, PrefixCacheReset
 
 if TYPE_CHECKING:
     from engine.core.request import Request
@@ -83,7 +83,7 @@ class BlockPool:
         if self._emit is not None and self.enable_caching:
             # Before the pop, so that whoever looks at the pool meanwhile finds every free block in the queue. Same result as evicting after it.
             for block in self.free_block_queue.peek_n(num_blocks):
-                self._evict_cached_block(block, CauseKind.REALLOCATED, {"for_request": for_request})
+                self._evict_cached_block(block, Cause(CauseKind.REALLOCATED, {"for_request": for_request}))
         taken = self.free_block_queue.popleft_n(num_blocks)
         for block in taken:
             if block.block_hash is not None:
@@ -218,10 +218,11 @@ class BlockPool:
                 )
             )
 
-    def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Drop the keys of these blocks; references and the queue stay as they are (R1.13)."""
+    def evict_blocks(self, block_ids: Iterable[int], cause: Cause | None = None) -> None:
+        """Drop the keys of these blocks; references and the queue stay as they are (R1.13). `cause` travels with the events."""
+        cause = cause or Cause(CauseKind.SCENARIO, {"what": "evict"})
         for block_id in block_ids:
-            self._evict_cached_block(self.blocks[block_id], CauseKind.SCENARIO, {"what": "evict"})
+            self._evict_cached_block(self.blocks[block_id], cause)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every key, if no block but the null block is in use; else return False and change nothing (R1.14)."""
@@ -237,7 +238,7 @@ class BlockPool:
             self._emit(PrefixCacheReset(cause=Cause(CauseKind.SCENARIO, {"what": "reset"}), ok=ok))
         return ok
 
-    def _evict_cached_block(self, block: KVCacheBlock, cause: CauseKind | None = None, facts: dict[str, Fact] | None = None) -> bool:
+    def _evict_cached_block(self, block: KVCacheBlock, cause: Cause | None = None) -> bool:
         """Take all keys of `block` out of the cache (R1.12), one BlockRemoved each; True if it had any. Without `cause` no trace event."""
         primary = block.block_hash
         if primary is None:
@@ -252,9 +253,7 @@ class BlockPool:
                 self.kv_event_queue.append(BlockRemoved([get_block_hash(key)], MEDIUM_GPU, get_group_id(key)))
         if self._emit is not None and cause is not None:
             for key in keys:
-                self._emit(
-                    BlockEvicted(cause=Cause(cause, facts or {}), group_id=get_group_id(key), block_id=block.block_id, block_hash=get_block_hash(key).hex())
-                )
+                self._emit(BlockEvicted(cause=cause, group_id=get_group_id(key), block_id=block.block_id, block_hash=get_block_hash(key).hex()))
         return True
 
     # ------------------------------------------------------------------ questions

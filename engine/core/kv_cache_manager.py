@@ -199,6 +199,16 @@ class KVCacheManager:
         """Drop the keys of these blocks (R1.13)."""
         self.block_pool.evict_blocks(block_ids)
 
+    def evict_unwritten_blocks(self, request_id: str, num_computed_tokens: int, cause: Cause) -> None:
+        """Drop the keys of the request's blocks that were registered for tokens which, after all, nobody computes.
+
+        Blocks are registered before the model runs (S9). When a request that is already in the plan of a step leaves it again, their keys and values
+        will never be written, and a later hit would read rubbish. vLLM: none; here: the scheduler calls it unless it has to do exactly as vLLM does."""
+        for manager in self.coordinator.single_type_managers:
+            table = manager.req_to_blocks.get(request_id, [])
+            unwritten = table[num_computed_tokens // manager.block_size :]
+            self.block_pool.evict_blocks([block.block_id for block in unwritten if block.block_hash is not None], cause)
+
     def reset_prefix_cache(self) -> bool:
         """Forget the prefix cache if nothing is in use; else False (R1.14)."""
         return self.block_pool.reset_prefix_cache()

@@ -40,7 +40,8 @@ class Scheduler:
     """Waiting and running requests over one KV-cache manager.
 
     `running` is in order of admission, `waiting` in order of service, `requests` holds both. `block_hasher` is given to requests that bring none (None: they
-    are not hashed). With `strict`, requests that can never finish are refused at the door and a double free raises. Raises InvalidInput for impossible
+    are not hashed). With `strict`, requests that can never finish are refused at the door, a double free raises, and a request
+    that leaves the plan of a step takes along the hashes of blocks that this step would have filled. Raises InvalidInput for impossible
     settings. vLLM: Scheduler; here: finished requests are handed back, and `strict` (vLLM lets such requests wait or preempt themselves for ever).
     """
 
@@ -183,7 +184,10 @@ class Scheduler:
         num_lost_tokens, request.num_computed_tokens = request.num_computed_tokens, 0
         if self._emit is not None:
             self._emit(RequestPreempted(cause=cause, request_id=request.request_id, num_lost_tokens=num_lost_tokens))
-        self.kv_cache_manager.free(request, Cause(CauseKind.PREEMPTED))
+        cause = Cause(CauseKind.PREEMPTED)
+        if self.strict:
+            self.kv_cache_manager.evict_unwritten_blocks(request.request_id, num_lost_tokens, cause)
+        self.kv_cache_manager.free(request, cause)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         config = self.scheduler_config

@@ -262,6 +262,27 @@ def test_when_a_scheduled_victim_leaves_the_list_nobody_is_passed_over() -> None
     assert output.num_scheduled_tokens == {"high": 1, "mid": 1}
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_block_that_the_step_will_not_fill_after_all_leaves_the_cache(strict: bool) -> None:
+    """R7.7 registers low's block when its step is planned, R7.5 then unschedules low in the same step, and freeing keeps hashes (R5.6): its
+    keys and values are never written. vLLM leaves it in the cache (`strict` off)."""
+    engine = Engine(9, strict=strict, policy="priority", long_prefill_token_threshold=8)
+    low = engine.add("low", 23, priority=5, max_tokens=2)
+    engine.step()
+    engine.add("high", 8, base=50, priority=0, max_tokens=8)
+    while not low.num_preemptions:
+        num_written = low.num_computed_tokens
+        output = engine.scheduler.schedule()
+        if not low.num_preemptions:
+            engine.answer(output)
+    assert output.num_scheduled_tokens == {"high": 1}
+    assert num_written == 16
+    cached = {key[:-4] for key, _ in engine.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block.items()}
+    unwritten = cached & set(low.block_hashes[num_written // 4 :])
+    assert len(unwritten) == (0 if strict else 1)
+    assert cached & set(low.block_hashes[: num_written // 4])
+
+
 def test_priority_serves_the_smallest_number_first_then_arrival() -> None:
     engine = Engine(20, policy="priority", max_num_seqs=1)
     engine.add("late", 3, base=10, priority=1, arrival_time=9.0)
