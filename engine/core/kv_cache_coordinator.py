@@ -46,7 +46,10 @@ class KVCacheCoordinator(ABC):
         self.kv_cache_config = kv_cache_config
         self.enable_caching = enable_caching
         self.hash_block_size = hash_block_size
-        self.use_eagle = use_eagle
+        groups = kv_cache_config.kv_cache_groups
+        flagged = {group_id for group_id, group in enumerate(groups) if group.is_eagle_group}
+        self.eagle_group_ids = set(range(len(groups))) if use_eagle and not flagged else flagged
+        """Groups whose last matched block is dropped: those that are flagged, or all when `use_eagle` is on and none is (R3.10)."""
         self.block_pool = BlockPool(
             kv_cache_config.num_blocks, enable_caching, hash_block_size, enable_kv_cache_events=enable_kv_cache_events, emit=emit, strict=strict
         )
@@ -141,7 +144,7 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
         """The group's own hit."""
         manager = self.single_type_managers[0]
         blocks = manager.find_longest_cache_hit(
-            block_hashes, max_cache_hit_length, (0,), self.block_pool, manager.kv_cache_spec, self.use_eagle, manager.block_size
+            block_hashes, max_cache_hit_length, (0,), self.block_pool, manager.kv_cache_spec, 0 in self.eagle_group_ids, manager.block_size
         )
         return CacheHit(blocks, len(blocks[0]) * manager.block_size)
 

@@ -29,7 +29,6 @@ class SchedulerDriver(ManagerDriver):
             self.config,
             enable_caching=self.caching,
             hash_block_size=self.hash_block_size,
-            use_eagle=scenario.get("use_eagle", False),
             enable_kv_cache_events=scenario.get("events", True),
             strict=False,
         )

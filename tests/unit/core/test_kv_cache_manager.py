@@ -82,6 +82,15 @@ def test_a_lookup_changes_nothing() -> None:
     assert look(m) == before
 
 
+@pytest.mark.parametrize(("use_eagle", "flagged", "num_hit_tokens"), [(False, False, 12), (True, False, 8), (False, True, 8), (True, True, 8)])
+def test_an_eagle_group_drops_the_last_matched_block(use_eagle: bool, flagged: bool, num_hit_tokens: int) -> None:
+    """R3.10 [T25]: 13 tokens match 3 blocks, the last is dropped and recomputed for the draft head."""
+    group = KVCacheGroupSpec(["layer"], FullAttentionSpec(4), is_eagle_group=flagged)
+    m = KVCacheManager(KVCacheConfig(12, [group]), 64, use_eagle=use_eagle)
+    start(m, request("A", 13))
+    assert m.get_computed_blocks(request("B", 13)).num_tokens == num_hit_tokens
+
+
 def test_reading_the_cache_can_be_skipped() -> None:
     """R5.1."""
     m = manager()
