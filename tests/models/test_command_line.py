@@ -1,0 +1,64 @@
+"""`python -m engine.models`: what it prints, and exit codes 0 and 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.models.__main__ import main, show_progress
+
+
+def test_list_names_both_models_and_the_way_to_the_second(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert "tiny" in out
+    assert "get it: python -m engine.models pull smollm2-135m" in out
+
+
+def test_list_as_json(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)
+    assert [(model["name"], model["installed"], model["licence"]) for model in models] == [("tiny", True, "Apache-2.0"), ("smollm2-135m", False, "Apache-2.0")]
+
+
+@pytest.mark.parametrize(("name", "says"), [("tiny", "by heart"), ("smollm2-135m", "Apache-2.0")])
+def test_cards(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["card", name]) == 0
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["pull", "gpt-17"], ["card", "gpt-17"], ["train", "tiny", "--steps", "0"]])
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+
+
+def test_bad_usage_is_exit_code_2() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "smollm2-135m"])
+    assert caught.value.code == 2
+
+
+def test_an_interrupted_pull_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import engine.models.pull as module
+
+    def interrupted(name: str, progress: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "pull", interrupted)
+    assert main(["pull", "smollm2-135m"]) == 2
+    assert "goes on where this one stopped" in capsys.readouterr().err
+
+
+def test_progress_away_from_a_terminal_is_a_line_per_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = show_progress()
+    for done in range(0, 1001):
+        progress(done * 1000, 1_000_000)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11
+    assert lines[0].endswith("0 %")
+    assert lines[-1].endswith("100 %")
