@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.errors import PagewalkError
+from engine.errors import InvalidInput, PagewalkError
 from engine.models import Tokenizer, load_tokenizer, max_model_len_of
 from engine.session import NO_MODEL, InterpretedLayers, Session
 from engine.trace.frame import Frame, Trace
 from scenarios.expectations import Failure, check_expectations, select
 from scenarios.loader import load_scenario
+from scenarios.problems import ScenarioError
 from scenarios.resolve import action_specs, request_specs, session_config
 from scenarios.schema import Scenario
 
@@ -43,8 +44,13 @@ def open_session(
     """
     scenario = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     name = model or scenario.model
-    tokenizer = load_vocabulary(name)
-    num_positions = None if name == NO_MODEL else max_model_len_of(name)
+    try:
+        tokenizer = load_vocabulary(name)
+        num_positions = None if name == NO_MODEL else max_model_len_of(name)
+    except InvalidInput as error:
+        if model is not None:
+            raise
+        raise ScenarioError([scenario.origin.problem(("model",), str(error))]) from None
     return Session(
         session_config(scenario, num_positions),
         request_specs(scenario, tokenizer, name, num_positions),

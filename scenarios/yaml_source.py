@@ -58,6 +58,9 @@ def read_yaml(data: bytes | str, name: str) -> tuple[dict[str, Any], Source]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ScenarioError([Problem(name, mark.line + 1 if mark else None, (), _yaml_message(error))]) from None
+    except ValueError:  # PyYAML takes \\UFFFFFFFF for a character and lets chr() refuse it
+        line = text.count("\n", 0, text.find("\\U")) + 1
+        raise ScenarioError([Problem(name, line, (), "an escape like \\U00110000 names no character; write the character itself")]) from None
     if builder.problems:
         raise ScenarioError(builder.problems)
     if not isinstance(builder.document, dict):

@@ -241,6 +241,14 @@ def test_what_the_model_or_the_pool_cannot_serve_is_refused(words: WordTokenizer
     assert len(caught.value.problems) == 1
 
 
+def test_unknown_model_is_a_problem_of_the_file_or_of_the_call() -> None:
+    scenario = parse_scenario(edited("model: none", "model: tinny"), "s.yaml")
+    with pytest.raises(ScenarioError, match=r"^s\.yaml:5: model: There is no model named 'tinny': choose one of tiny, "):
+        open_session(scenario)
+    with pytest.raises(InvalidInput, match=r"^There is no model named 'tinnny': choose one of tiny, "):
+        open_session(scenario, model="tinnny")
+
+
 def test_problems_of_all_requests_are_reported_at_once(words: WordTokenizer) -> None:
     text = edited("notes:", "  - {id: B, prompt_token_ids: [99999], force: [nothing]}\nnotes:").replace("num_blocks: 9", "num_blocks: 2")
     text = text.replace("free_queue: [3, 4, 5, 6, 7, 8, 2, 1]", "running: []")
