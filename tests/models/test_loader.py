@@ -83,8 +83,6 @@ def test_other_llama_like_folders_load(architecture: str, tmp_path: Path) -> Non
     vocab_size = load_tokenizer("tiny").vocab_size
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=64
-    )
     model = getattr(transformers, architecture)(config_class(vocab_size=vocab_size, pad_token_id=0, eos_token_id=0, bos_token_id=0, **sizes))
     model.save_pretrained(tmp_path / "model")
     shutil.copy(TINY_DIR / "tokenizer.json", tmp_path / "model")
