@@ -19,7 +19,7 @@ from engine.trace.frame import Trace
 from scenarios.expectations import Decode, Failure, check_expectations, num_facts
 from scenarios.final_state import final_state, outputs
 from scenarios.loader import library_files, list_scenarios, load_scenario
-from scenarios.runner import load_vocabulary, open_session, resolve_notes
+from scenarios.runner import load_vocabulary, open_session, place_notes, resolve_notes
 from scenarios.runner import run as run_scenario
 from scenarios.schema import Scenario, json_schema
 from scenarios.walk import walk
@@ -113,6 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
     session = open_session(scenario, model=arguments.model, backend=arguments.backend)
     decode = load_vocabulary(arguments.model or scenario.model).decode
     trace = _record(session, arguments.until)
+    place_notes(scenario, trace)
     failures = check_expectations(scenario, trace, decode) if arguments.until is None else []
     if arguments.trace is not None:
         save(trace, arguments.trace)

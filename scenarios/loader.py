@@ -69,6 +69,7 @@ def parse_scenario(data: bytes | str, name: str) -> Scenario:
 def scenario_from_data(data: Mapping[str, Any], name: str = "the scenario") -> Scenario:
     """A scenario from plain data: a form on a screen, or the header of a trace. Raises ScenarioError with all problems."""
     plain = dict(data)
+    plain.pop("resolved_notes", None)
     group = plain.pop("group", None)
     scenario = _validated(plain, Source(name))
     scenario._group = group if group in GROUPS else None

@@ -79,6 +79,7 @@ def run(
     scenario = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     session = open_session(scenario, model=model, backend=backend, interpreted_layers=interpreted_layers)
     trace = session.run_to_end()
+    place_notes(scenario, trace)
     failures = check_expectations(scenario, trace, load_vocabulary(model or scenario.model).decode)
     return RunResult(scenario, trace, failures, session.error)
 
@@ -91,3 +92,8 @@ def resolve_notes(scenario: Scenario, frames: Sequence[Frame]) -> dict[int, str]
         if frame is not None:
             notes[frame.seq] = f"{notes[frame.seq]} {note.say}" if frame.seq in notes else note.say
     return notes
+
+
+def place_notes(scenario: Scenario, trace: Trace) -> None:
+    """Write the notes, by frame, into the trace's header (`scenario["resolved_notes"]`), so that a trace file shows them wherever it is opened."""
+    trace.header.scenario["resolved_notes"] = {str(seq): text for seq, text in resolve_notes(scenario, trace.frames).items()}

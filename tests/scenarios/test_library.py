@@ -141,6 +141,8 @@ def test_a_trace_carries_the_scenario_that_made_it() -> None:
     again = scenario_from_data(decode_json(encode_json(trace)).header.scenario)
     assert again.plain() == load_scenario("figure-6").plain()
     assert again.group == "paper"
+    notes = {int(seq): text for seq, text in trace.header.scenario["resolved_notes"].items()}
+    assert notes == resolve_notes(again, trace.frames)
 
 
 @pytest.mark.parametrize("prompt", ["四个孩子", "أربعة", "чотири", "🙂🙃", "naïve café", "a\tb\n\nc", " ", "<eos>", "שלום e\u0301"])
