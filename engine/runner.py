@@ -71,10 +71,14 @@ class RunnerChoice:
         """
         if self._bookkeeping:
             return BookkeepingRunner(self._config.block_size, emit)
+        import torch
+
         from engine.models import load_model
         from engine.worker.kernel_settings import choose_kernel_settings
         from engine.worker.model_runner import ModelRunner
 
+        # One thread: on a shared machine several are up to three times slower, and sums in another order would change the trace's last digits.
+        torch.set_num_threads(1)
         loaded = load_model(self.model["name"])
         self.model.update(fingerprint=loaded.fingerprint, **loaded.shape)
         settings = choose_kernel_settings(self._requested, self._interpreted_layers, num_layers=loaded.shape["num_layers"])
