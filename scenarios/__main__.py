@@ -114,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
     decode = load_vocabulary(arguments.model or scenario.model).decode
     trace = _record(session, arguments.until)
     place_notes(scenario, trace)
-    failures = check_expectations(scenario, trace, decode) if arguments.until is None else []
+    failures = check_expectations(scenario, trace, decode) if arguments.until is None and session.error is None else []
     if arguments.trace is not None:
         save(trace, arguments.trace)
     if arguments.json:

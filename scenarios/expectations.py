@@ -70,7 +70,8 @@ def check_expectations(scenario: Scenario, trace: Trace, decode: Decode) -> list
             place = str(scenario.origin.problem(("expect", index, "at"), "")).removesuffix(": ")
             failures.append(Failure(place, at, "event", at, f"no such event; the run has {there} of them", None))
             continue
-        for fact, expected in expectation.facts.items():
+        facts = sorted(expectation.facts.items(), key=lambda item: scenario.origin.lines.get(("expect", index, item[0]), 0))
+        for fact, expected in facts:
             got = read_fact(fact, expected, frame, trace, decode)
             if got != expected:
                 place = str(scenario.origin.problem(("expect", index, fact), "")).removesuffix(": ")

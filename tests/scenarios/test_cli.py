@@ -159,7 +159,7 @@ def test_engine_error_exits_3_and_the_trace_is_written_all_the_same(good: str, t
     out = tmp_path / "out.json"
     for command in (["run", good, "--trace", str(out)], ["check", good]):
         assert main(command) == 3
-        assert "the sampler refused to go on\n" in capsys.readouterr().err
+        assert capsys.readouterr().err == "the sampler refused to go on\n"
     trace = load(out)
     assert isinstance(trace.frames[-1].event, EngineFailed)
     assert len(trace.frames) > 5

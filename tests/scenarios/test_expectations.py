@@ -18,7 +18,7 @@ from engine.trace.events import (
     TraceStarted,
 )
 from engine.trace.frame import BlockOwner, BlockState, Counters, Frame, RequestState, Trace, TraceHeader
-from scenarios import Scenario, resolve_notes, scenario_from_data
+from scenarios import Scenario, parse_scenario, resolve_notes, scenario_from_data
 from scenarios.expectations import check_expectations, select, selector_text
 from scenarios.schema import Selector
 from tests.scenarios.conftest import WordTokenizer
@@ -194,6 +194,27 @@ def test_a_failure_says_which_expected_and_got() -> None:
     assert _check(ALLOCATED, "block_table", {"A": [7, 1]}) == [
         "the scenario: expect[0].block_table: 1st blocks_allocated (frame 2): expected block_table {'A': [7, 1]}, got {'A': [3, 1]}"
     ]
+
+
+def test_failures_come_in_the_order_of_the_file() -> None:
+    text = """\
+id: s
+title: t
+source: s
+goal: g
+model: none
+config: {num_blocks: 4, block_size: 2}
+requests: [{id: A, prompt_token_ids: [1, 2, 3], force: [4]}]
+expect:
+  - at: end
+    hashed: []
+    free_queue: []
+  - at: {kind: block_evicted}
+    num_free: 0
+"""
+    made = parse_scenario(text, "s.yaml")
+    failures = check_expectations(made, made_by_hand(), WordTokenizer().decode)
+    assert [f.place for f in failures] == ["s.yaml:10: expect[0].hashed", "s.yaml:11: expect[0].free_queue", "s.yaml:12: expect[1].at"]
 
 
 def test_an_event_that_never_happens_fails_the_expectation() -> None:
