@@ -31,7 +31,7 @@ def _request_added(words: Words, event: e.RequestAdded) -> str:
 
 
 def _step_started(words: Words, event: e.StepStarted) -> str:
-    return f"Engine step {words.frame.step} begins: a budget of {count(event.token_budget, 'token')}."
+    return f"Engine step {words.frame.step}: a budget of {count(event.token_budget, 'token')}."
 
 
 def _prefix_lookup(words: Words, event: e.PrefixLookup) -> str:
@@ -93,7 +93,7 @@ def _step_scheduled(words: Words, event: e.StepScheduled) -> str:
 def _row_updated(words: Words, event: e.RowUpdated) -> str:
     if not event.block_ids:
         return f"Row {event.row} of the worker's block table is cleared."
-    return f"The worker writes {blocks(event.block_ids)} into row {event.row}, from column {event.start} on."
+    return f"The worker's row {event.row} gets {blocks(event.block_ids)} from column {event.start} on."
 
 
 def _row_symbol(event: e.RowUpdated) -> str:
@@ -112,14 +112,14 @@ def _kv_written(words: Words, event: e.KVWritten) -> str:
     whose = f"{words.token(event.token_ids[0])}" if len(event.slots) == 1 else count(len(event.slots), "token")
     if event.backend == "none":
         return f"{slots(event.slots).capitalize()} {'counts' if len(event.slots) == 1 else 'count'} as filled: {words.tokens(event.token_ids)}."
-    return f"The keys and values of {whose} are written into {slots(event.slots)}."
+    return f"Keys and values of {whose} → {slots(event.slots)}."
 
 
 def _attention_computed(words: Words, event: e.AttentionComputed) -> str:
     if len(event.request_ids) == 1:
         queries, seq = event.query_lens[0], event.seq_lens[0]
-        return f"Attention runs: {count(queries, 'query', 'queries')} of {event.request_ids[0]} over {count(seq, 'cached token')}."
-    return f"Attention runs over the whole batch: {listed(event.request_ids)}, {count(sum(event.query_lens), 'query', 'queries')} in one launch."
+        return f"Attention: {count(queries, 'query', 'queries')} of {event.request_ids[0]} over {count(seq, 'token')}."
+    return f"Attention: {count(sum(event.query_lens), 'query', 'queries')} of {listed(event.request_ids)} in one launch."
 
 
 def _token_sampled(words: Words, event: e.TokenSampled) -> str:

@@ -26,7 +26,7 @@ class ChainsPanel {
     const y = (n) => top + n.lane * lane;
     this.width = this.nodeWidth(nodes);
     const widest = Math.max(0, ...nodes.map((n) => n.depth + 1));
-    setAttributes(this.picture, { width: CHAIN_ROOT + widest * (this.width + CHAIN_GAP) + 8, height: Math.max(lanes * lane + 2, this.body.clientHeight - 4) });
+    setAttributes(this.picture, { width: Math.max(CHAIN_ROOT + widest * (this.width + CHAIN_GAP) + 8, this.body.clientWidth - 2), height: Math.max(lanes * lane + 2, this.body.clientHeight - 4) });
     svg(this.picture, "rect", { x: 1, y: top, width: CHAIN_ROOT - 2, height, rx: 8, class: "chain-root" });
     svg(this.picture, "text", { x: CHAIN_ROOT / 2, y: top + height / 2 + 4.5, "text-anchor": "middle", class: "muted" }, "root");
     if (!nodes.length) svg(this.picture, "text", { x: CHAIN_ROOT + 16, y: top + height / 2 + 4.5, class: "muted" }, "no block is hashed yet: only a full block gets a hash");

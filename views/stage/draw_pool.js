@@ -26,8 +26,8 @@ class PoolPanel {
     const slotRows = Math.ceil(size / perRow);
     const cellWidth = (width - 2 - POOL_GAP * (columns - 1)) / columns;
     const least = small ? 44 : 34 + slotRows * 24 + 6;
-    const wanted = (height - 2 - POOL_GAP * (rows - 1)) / rows;
-    const cellHeight = Math.max(least, Math.min(wanted, small ? 52 : 36 + slotRows * 50));
+    const wanted = (height - 6 - POOL_GAP * (rows - 1)) / rows;
+    const cellHeight = Math.max(least, Math.min(wanted, small ? 52 : 36 + slotRows * 60));
     this.shape = { small, perRow, slotRows, cellWidth, cellHeight, size };
     setAttributes(this.picture, { width, height: rows * (cellHeight + POOL_GAP) - POOL_GAP + 4 });
     for (let id = 0; id < count; id += 1) {
@@ -47,7 +47,8 @@ class PoolPanel {
       group.classList.add("null");
       cell.id.textContent = small ? "0" : "0 · null";
       if (!small) {
-        const words = wrapWords("stands for “skipped”; never taken, never freed", cellWidth - 16, 12.5);
+        let words = wrapWords("stands for “skipped”; never taken, never freed", cellWidth - 16, 12.5);
+        if (42 + words.length * 16 > cellHeight + 8) words = wrapWords("never taken, never freed", cellWidth - 16, 12.5);
         words.forEach((line, i) => svg(group, "text", { x: 10, y: 42 + i * 16, class: "null-text" }, line));
       }
       return cell;

@@ -1,5 +1,6 @@
 // The stage: narration, transport and panels over one recording. `mountStage` needs nothing but an element and data, so it also runs in a saved page.
 const LOOK_AHEAD = 40; // ask for more frames when fewer than this many lie ahead of the cursor
+const LARGEST_ZOOM = 2;
 const ADDRESS_DELAY = 150; // milliseconds; browsers limit how often the address may change
 
 class Stage {
@@ -99,6 +100,13 @@ class Stage {
     if (!this.hooks.need || this.asked === held || (!this.recording.missing && (this.recording.complete || !near))) return;
     this.asked = held;
     this.hooks.need(held);
+    const frame = this.recording.frames[this.index];
+    if (frame) this.drawChips(frame);
+  }
+
+  // The cursor has come to the end of what is recorded, and the next portion is on its way.
+  get isWaiting() {
+    return this.asked === this.recording.last + 1 && this.index === this.recording.last && !this.recording.complete;
   }
 
   redrawSoon() {
@@ -110,6 +118,7 @@ class Stage {
     const { recording } = this;
     const frame = recording.frames[this.index];
     if (!frame || !this.root.clientWidth) return;
+    this.fitScreen();
     useFontOf(this.root);
     const previous = recording.frames[this.index - 1];
     this.drawWords(frame);
@@ -121,6 +130,12 @@ class Stage {
     this.slots.draw(recording, this.index);
     this.chains.draw(recording, frame);
     this.light(this.lit ?? this.pinned);
+  }
+
+  // On a large screen or a projector everything grows, instead of more empty space.
+  fitScreen() {
+    const zoom = Math.min(Math.max(Math.min(window.innerWidth / 1300, window.innerHeight / 735), 1), LARGEST_ZOOM);
+    this.root.style.setProperty("--zoom", zoom.toFixed(3));
   }
 
   drawWords(frame) {
@@ -142,6 +157,7 @@ class Stage {
   // Only what was really checked in this run, up to this frame.
   drawChips(frame) {
     const chips = [[this.recording.header.about, "", "The model that runs and the size of the pool"]];
+    if (this.isWaiting) chips.push(["the model computes the next step", "wait", "Nothing further is recorded yet; it will appear by itself"]);
     if (frame.kind === "engine_failed") chips.push(["run stopped by an error", "bad", frame.say.text]);
     else chips.push(["✓ invariants hold", "ok", "Every recorded frame was checked: each block is free, used or null; counts, tables, hashes and the queue agree"]);
     if (frame.agreed) chips.push([`✓ ${frame.agreed}`, "ok", "The kernel's attention output was compared with the plain reference"]);

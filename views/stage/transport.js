@@ -43,7 +43,7 @@ class Transport {
     button("play", "Play or pause (space bar)", () => this.toggle(), "Play");
     button("last", "Last recorded frame (End)", () => this.go(Infinity));
     this.buildTrack(bar);
-    this.counter = html(bar, "span", { class: "counter", title: "Engine step · this frame / the last one that is recorded" });
+    this.counter = html(bar, "span", { class: "counter", title: "Engine step · this frame / the last one that is recorded (… more to come)" });
     this.sizeSelect = this.select(bar, "Step size (keys 1, 2, 3)", STEP_SIZES, (value) => (this.size = STEP_SIZES.indexOf(value)));
     this.speedSelect = this.select(bar, "Speed of playing", SPEEDS.map((s) => `${s}×`), (value) => this.setSpeed(parseFloat(value)));
     this.speedSelect.value = "1×";
@@ -166,7 +166,7 @@ class Transport {
     setAttributes(this.knob, { cx: x(index) });
     const frame = recording.frames[index];
     setAttributes(this.track, { "aria-valuemax": recording.last, "aria-valuenow": index, "aria-valuetext": `${index}: ${frame.say.text}` });
-    this.counter.textContent = `step ${frame.step} · ${index} / ${recording.last}${recording.complete ? "" : " +"}`;
+    this.counter.textContent = `step ${frame.step} · ${index} / ${recording.last}${recording.complete ? "" : " …"}`;
     this.buttons.first.disabled = this.buttons.back.disabled = index === 0;
     this.buttons.last.disabled = this.atEnd;
     this.buttons.forward.disabled = this.atEnd && recording.complete;

@@ -83,7 +83,7 @@ function wrapToken(text, width, size, weight, lines) {
       return result;
     }
     let end = 1;
-    while (end < rest.length && measure(rest.slice(0, end + 1).join("") + "-", font) <= width) end += 1;
+    while (end < rest.length && measure(rest.slice(0, end + 1).join("") + "-", font) <= width * 1.12) end += 1;
     if (rest.length - end === 1 && end > 2) end -= 1; // no single letter on a line of its own
     result.push(rest.slice(0, end).join("") + "-");
     rest = rest.slice(end);
