@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 from engine.bookkeeping import BookkeepingRunner
 from engine.errors import EngineError, InvalidInput
 from engine.trace.events import Emit
+from kernels import BACKENDS, UnknownBackend, choose_backend
 
 if TYPE_CHECKING:
     from engine.session import InterpretedLayers, Runner, SessionConfig
-
-BACKENDS = ("triton", "interpret", "torch")
-"""Kernel backends by name, as `kernels.choose_backend` knows them."""
 
 
 class RunnerChoice:
@@ -44,6 +42,11 @@ class RunnerChoice:
         if self._bookkeeping:
             self.backend.update(name="none", reason="bookkeeping only: no model runs")
             return
+        if backend is not None:
+            try:
+                choose_backend(backend, "cuda" if backend == "triton" else "cpu")
+            except UnknownBackend as error:
+                raise InvalidInput(str(error)) from error
         from engine.models import load_tokenizer
 
         self.vocab_size = load_tokenizer(model_name).vocab_size
@@ -74,6 +77,7 @@ class RunnerChoice:
         import torch
 
         from engine.models import load_model
+        from engine.worker.device import choose_device, model_on
         from engine.worker.kernel_settings import choose_kernel_settings
         from engine.worker.model_runner import ModelRunner
 
@@ -81,7 +85,8 @@ class RunnerChoice:
         torch.set_num_threads(1)
         loaded = load_model(self.model["name"])
         self.model.update(fingerprint=loaded.fingerprint, **loaded.shape)
-        settings = choose_kernel_settings(self._requested, self._interpreted_layers, num_layers=loaded.shape["num_layers"])
+        device = choose_device(self._requested)
+        settings = choose_kernel_settings(self._requested, self._interpreted_layers, num_layers=loaded.shape["num_layers"], device=device)
         self.backend.update(name=settings.backend.name, reason=settings.backend.reason, interpreted_layers=list(settings.interpreted_layers))
         config = self._config
         capacity = (config.num_blocks - 1) * config.block_size
@@ -89,7 +94,7 @@ class RunnerChoice:
         if config.max_model_len is not None and config.max_model_len > loaded.max_model_len:
             raise EngineError(f"max_model_len is {config.max_model_len}, but {loaded.name} has {loaded.max_model_len} positions; give a smaller one")
         return ModelRunner(
-            loaded.model,
+            model_on(loaded.model, device),
             num_blocks=config.num_blocks,
             block_sizes=(config.block_size,),
             max_num_seqs=config.max_num_seqs,
@@ -97,6 +102,7 @@ class RunnerChoice:
             max_num_batched_tokens=config.max_num_batched_tokens,
             kernel_settings=settings,
             emit=emit,
+            device=device,
         )
 
 

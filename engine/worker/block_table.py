@@ -111,9 +111,7 @@ class BlockTable:
     def compute_slot_mapping(self, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor, backend: Backend) -> None:
         """Fill `slot_mapping` from the committed rows and -1 behind the batch (R8.4, R8.5). `query_start_loc`: int32 [num_reqs + 1];
         `positions`: int64 [num_tokens], each token's position in its own request."""
-        compute_slot_mapping(
-            query_start_loc, positions, self.block_table[:num_reqs], self.slot_mapping, block_size=self.kernel_block_size, backend=backend
-        )
+        compute_slot_mapping(query_start_loc, positions, self.block_table[:num_reqs], self.slot_mapping, block_size=self.kernel_block_size, backend=backend)
 
 
 class MultiGroupBlockTable:

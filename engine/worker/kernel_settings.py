@@ -49,7 +49,7 @@ def choose_kernel_settings(
 ) -> KernelSettings:
     """Settings for this machine, with the compared layers spelled out as ids. `requested`: a backend's name, or None for `kernels.choose_backend`'s choice.
 
-    `interpreted_layers` None: the first layer is interpreted beside the reference where Triton's interpreter can run, and none where it cannot.
+    `interpreted_layers` None: the first layer is compared with the reference wherever a Triton kernel can run (compiled or interpreted), and none elsewhere.
     Raises InvalidInput for a backend that cannot run here and for a layer the model does not have.
     """
     try:
@@ -57,7 +57,7 @@ def choose_kernel_settings(
     except UnknownBackend as error:
         raise InvalidInput(str(error)) from error
     if interpreted_layers is None:
-        interpreted_layers = (0,) if backend.name == "torch" and _interpreter_runs() else ()
+        interpreted_layers = (0,) if backend.name == "triton" or (backend.name == "torch" and _interpreter_runs()) else ()
     layers: tuple[int, ...] | Literal["all"] = "all" if interpreted_layers == "all" else tuple(interpreted_layers)
     settings = KernelSettings(backend, layers)
     settings = KernelSettings(backend, settings.compared_layers(num_layers))

@@ -160,14 +160,14 @@ def test_a_full_recorder_stops_visibly() -> None:
 @pytest.mark.parametrize(
     ("config", "requests", "text"),
     [
-        (dict(num_blocks=1, block_size=4), [request("A", 3, 1)], "block 0 is the null block, so a pool needs at least 2"),
-        (dict(num_blocks=9, block_size=0), [request("A", 3, 1)], "block_size is 0, but it must be at least 1"),
-        (dict(num_blocks=9, block_size=4, free_queue_order=(7, 7)), [request("A", 3, 1)], "each block at most once, with ids from 1 to 8"),
-        (dict(num_blocks=9, block_size=4, free_queue_order=(0,)), [request("A", 3, 1)], "each block at most once, with ids from 1 to 8"),
-        (dict(num_blocks=9, block_size=4), [], "no requests"),
-        (dict(num_blocks=9, block_size=4), [request("A", 3, 1), request("A", 3, 1)], "A is used twice"),
-        (dict(num_blocks=9, block_size=4), [RequestSpec("A", (1, 2))], "nothing decides"),
-        (dict(num_blocks=3, block_size=4), [request("A", 30, 1)], "8 blocks"),
+        ({"num_blocks": 1, "block_size": 4}, [request("A", 3, 1)], "block 0 is the null block, so a pool needs at least 2"),
+        ({"num_blocks": 9, "block_size": 0}, [request("A", 3, 1)], "block_size is 0, but it must be at least 1"),
+        ({"num_blocks": 9, "block_size": 4, "free_queue_order": (7, 7)}, [request("A", 3, 1)], "each block at most once, with ids from 1 to 8"),
+        ({"num_blocks": 9, "block_size": 4, "free_queue_order": (0,)}, [request("A", 3, 1)], "each block at most once, with ids from 1 to 8"),
+        ({"num_blocks": 9, "block_size": 4}, [], "no requests"),
+        ({"num_blocks": 9, "block_size": 4}, [request("A", 3, 1), request("A", 3, 1)], "A is used twice"),
+        ({"num_blocks": 9, "block_size": 4}, [RequestSpec("A", (1, 2))], "nothing decides"),
+        ({"num_blocks": 3, "block_size": 4}, [request("A", 30, 1)], "8 blocks"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(config: dict[str, object], requests: list[RequestSpec], text: str) -> None:
@@ -185,3 +185,13 @@ def test_unknown_model_and_backend_name_the_choices() -> None:
 def test_no_frame_is_an_engine_failure_in_a_sound_run() -> None:
     trace = session(FIGURE_6, request("A", 7, 3)).run_to_end()
     assert not events(trace, EngineFailed)
+
+
+def test_a_backend_that_cannot_run_here_is_refused_before_anything_runs() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        Session(FIGURE_6, (request("A", 3, 1),), vocabulary=str, model_name="tiny", backend="triton")
+        return
+    with pytest.raises(InvalidInput, match="Backend 'triton' cannot run here: torch finds no CUDA device; choose one of interpret, torch"):
+        Session(FIGURE_6, (request("A", 3, 1),), vocabulary=str, model_name="tiny", backend="triton")
