@@ -7,6 +7,7 @@ any other word is split by byte-level BPE, whose alphabet is the 256 bytes, so n
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,16 +51,16 @@ def build_tokenizer() -> HuggingFaceTokenizer:
     )
     subwords.train_from_iterator([*passages, " ".join(common_words)], trainer)
 
-    import json
-
     trained = json.loads(subwords.to_str())["model"]
     pieces = {EOS: 0}
     for piece in sorted(trained["vocab"], key=trained["vocab"].__getitem__):
         pieces.setdefault(piece, len(pieces))
-    for text in [*passages, *common_words]:
-        normalized = normalizer.normalize_str(text)
-        for word, _ in pre_tokenizer.pre_tokenize_str(normalized):
-            pieces.setdefault(word, len(pieces))
+    words = [word for text in [*passages, *common_words] for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))]
+    for word in words:
+        pieces.setdefault(word, len(pieces))
+    space = next(word[0] for word in words if len(word) > 1)  # the byte-level sign for a space: the first word of a text has one
+    for word in words:  # the same words behind a quotation mark or a bracket, where no space stands
+        pieces.setdefault(word.removeprefix(space) if word.startswith(space) else space + word, len(pieces))
     if len(pieces) > MAX_VOCAB_SIZE:
         raise ValueError(f"the vocabulary has {len(pieces)} tokens, but tiny is meant to have at most {MAX_VOCAB_SIZE}: take out some words")
 
@@ -67,8 +68,6 @@ def build_tokenizer() -> HuggingFaceTokenizer:
     # ignore_merges: a word that is in the vocabulary is one token even though no merge leads to it.
     tokenizer = Tokenizer(models.BPE(vocab=pieces, merges=merges, ignore_merges=True))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteLevel(), decoders.Replace(Regex(r"\n (?=[^\n])"), "\n"), decoders.Strip(" ", 1, 0)]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex(r"\n (?=[^\n])"), "\n"), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([EOS])
     return tokenizer

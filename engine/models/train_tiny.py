@@ -17,7 +17,7 @@ from typing import Any
 from engine.models.tiny_tokenizer import EOS, build_tokenizer, read_passages
 
 SEED = 20230912
-STEPS = 1200
+STEPS = 400
 PEAK_LEARNING_RATE = 4e-3
 MAX_MODEL_LEN = 1024
 # (tokens per row, rows): short rows teach to start from little context, long ones that earlier passages do not disturb.
@@ -69,9 +69,7 @@ def train(out: Path, steps: int = STEPS, report: Callable[[str], None] = print) 
     model: Any = LlamaForCausalLM(tiny_config(tokenizer.get_vocab_size(), eos_token_id))
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = max(1, min(100, steps // 10))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup, 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps))))
 
     model.train()
     began = time.monotonic()

@@ -43,7 +43,7 @@ def test_every_word_of_the_figures_is_one_token(text: str) -> None:
 def test_signs_and_digits_stand_alone() -> None:
     text = 'of times, it was -- a summer\'s day "cheese" => (so).'
     assert words(text) == ["of", "times", ",", "it", "was", "--", "a", "summer's", "day", '"', "cheese", '"', "=>", "(", "so", ")", "."]
-    assert words("2048") == ["2", "0", "4", "8"]
+    assert words("-2048") == ["-", "2", "0", "4", "8"]
 
 
 def test_a_word_is_the_same_token_at_the_start_after_a_space_and_on_a_new_line() -> None:
