@@ -61,7 +61,7 @@ def test_importing_what_decides_loads_no_torch() -> None:
     """Seam 2, at run time: not even by way of a third module."""
     code = (
         "import sys, engine.core.scheduler, engine.trace.codec, engine.session, scenarios, engine.models;"
-        "sys.exit(','.join(m for m in ('torch', 'triton', 'transformers', 'streamlit') if m in sys.modules))"
+        "sys.exit(','.join(m for m in ('torch', 'triton', 'transformers', 'streamlit') if m in sys.modules) or 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -167,9 +167,7 @@ def test_sizes_below_one_are_refused(model: PreTrainedModel, name: str) -> None:
 
 def test_more_positions_than_the_model_knows_are_refused(model: PreTrainedModel) -> None:
     with pytest.raises(InvalidInput, match="max_model_len is 257, but the model knows only 256 positions"):
-        ModelRunner(
-            model, num_blocks=8, block_sizes=(4,), max_num_seqs=2, max_model_len=257, max_num_batched_tokens=16, kernel_settings=TORCH
-        )
+        ModelRunner(model, num_blocks=8, block_sizes=(4,), max_num_seqs=2, max_model_len=257, max_num_batched_tokens=16, kernel_settings=TORCH)
 
 
 def test_model_and_cache_must_lie_on_the_same_device(model: PreTrainedModel) -> None:

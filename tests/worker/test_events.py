@@ -194,9 +194,7 @@ def test_new_blocks_are_zeroed_when_asked(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("prompt", "params", "bad"), [([5, 97], SamplingParams(), 97), ([-1], SamplingParams(), -1), ([5], SamplingParams(forced_token_ids=(3, 4000)), 4000)]
 )
-def test_ids_outside_the_vocabulary_are_refused_before_anything_changes(
-    model: PreTrainedModel, prompt: list[int], params: SamplingParams, bad: int
-) -> None:
+def test_ids_outside_the_vocabulary_are_refused_before_anything_changes(model: PreTrainedModel, prompt: list[int], params: SamplingParams, bad: int) -> None:
     events: list[Event] = []
     driver = Driver(make_runner(model, emit=events.append))
     driver.add("A", prompt, params)
