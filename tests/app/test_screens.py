@@ -1,0 +1,69 @@
+"""The screens without a browser: what the server sends for good and for bad addresses."""
+
+from __future__ import annotations
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from engine.models import list_models
+from kernels import BACKENDS
+from scenarios import list_scenarios
+from tests.conftest import ROOT
+
+TIMEOUT = 60
+
+
+def open_app(**address: str) -> AppTest:
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=TIMEOUT)
+    for name, value in address.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def test_the_gallery_shows_every_scene_with_its_goal_and_its_source() -> None:
+    app = open_app()
+    assert not app.exception
+    assert not app.error
+    links = [link.proto.label.replace("\\", "") for link in app.get("page_link")]
+    assert links == [info.title for info in list_scenarios()]
+    shown = " ".join(m.value for m in app.markdown).replace("\\", "")
+    sources = " ".join(c.value for c in app.caption).replace("\\", "")
+    for info in list_scenarios():
+        assert info.goal in shown
+        assert info.source in sources
+
+
+@pytest.mark.parametrize("scene", [info.id for info in list_scenarios()])
+def test_every_scene_opens_and_its_first_frames_need_no_model(scene: str) -> None:
+    app = open_app(scene=scene)
+    assert not app.exception
+    assert not app.error
+    assert len(app.get("bidi_component")) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "choices"),
+    [
+        ({"scene": "figure-66"}, [info.id for info in list_scenarios()]),
+        ({"scene": "../../etc/passwd"}, [info.id for info in list_scenarios()]),
+        ({"scene": "figure-6", "model": "gpt-17"}, [info.name for info in list_models()]),
+        ({"scene": "figure-6", "backend": "abacus"}, list(BACKENDS)),
+    ],
+)
+def test_an_unknown_name_in_the_address_gives_one_sentence_with_the_choices_and_the_gallery(address: dict[str, str], choices: list[str]) -> None:
+    app = open_app(**address)
+    assert not app.exception
+    assert len(app.error) == 1
+    message = app.error[0].value.replace("\\", "")
+    assert message.endswith(".")
+    assert "Traceback" not in message
+    assert all(choice in message for choice in choices)
+    assert len(app.get("page_link")) == len(list_scenarios())
+
+
+def test_a_model_that_is_not_installed_says_how_to_get_it() -> None:
+    missing = [info for info in list_models() if not info.installed]
+    for info in missing:
+        app = open_app(scene="figure-6", model=info.name)
+        assert not app.exception
+        assert info.how_to_get in app.error[0].value.replace("\\", "")
