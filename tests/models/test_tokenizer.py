@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -123,23 +122,13 @@ def test_transformers_reads_the_same_tokens() -> None:
         assert theirs.decode(tiny.encode(text)) == text
 
 
-def test_loading_needs_no_torch_and_is_quick() -> None:
-    """Under 0.2 s on a quiet machine; the bound here leaves room for a busy one."""
+def test_loading_needs_no_torch() -> None:
+    """A screen shows the first frames before torch is there."""
     code = (
-        "import time; t = time.perf_counter()\n"
         "from engine.models import list_models, load_tokenizer\n"
         "list_models(); load_tokenizer('tiny').encode('Four score')\n"
-        "seconds = time.perf_counter() - t\n"
-        "import sys; print(seconds, any(name in sys.modules for name in ('torch', 'transformers', 'gguf', 'numpy')))"
+        "import sys; print([name for name in ('torch', 'transformers', 'gguf', 'numpy') if name in sys.modules])"
     )
     root = Path(__file__).parents[2]
-    best = 9.0
-    for _ in range(3):
-        result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-        seconds, heavy = result.stdout.split()
-        assert heavy == "False"
-        best = min(best, float(seconds))
-        if best < 0.2:
-            break
-        time.sleep(0.5)
-    assert best < 0.6
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
