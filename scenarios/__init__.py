@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scenarios.expectations import Failure
 from scenarios.loader import SceneInfo, list_scenarios, load_scenario, parse_scenario, scenario_from_data
+from scenarios.other_model import for_model
 from scenarios.problems import Problem, ScenarioError
 from scenarios.runner import RunResult, open_session, resolve_notes, run
 from scenarios.schema import Scenario
@@ -15,6 +16,7 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "SceneInfo",
+    "for_model",
     "list_scenarios",
     "load_scenario",
     "open_session",

@@ -12,12 +12,10 @@ from engine.session import NO_MODEL, InterpretedLayers, Session
 from engine.trace.frame import Frame, Trace
 from scenarios.expectations import Failure, check_expectations, select
 from scenarios.loader import load_scenario
+from scenarios.other_model import VOCABULARY_WITHOUT_MODEL, for_model
 from scenarios.problems import ScenarioError
 from scenarios.resolve import action_specs, request_specs, session_config
 from scenarios.schema import Scenario
-
-VOCABULARY_WITHOUT_MODEL = "tiny"
-"""Whose tokens a scenario uses that runs no model."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,14 @@ def run(
     backend: str | None = None,
     interpreted_layers: InterpretedLayers = None,
 ) -> RunResult:
-    """Run a scenario to its end and check what it expects. Arguments and errors as in `open_session`; an engine error is in the result."""
+    """Run a scenario to its end and check what it expects (of another model than its own, what does not depend on words: `for_model`).
+    Arguments and errors as in `open_session`; an engine error is in the result."""
     scenario = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     session = open_session(scenario, model=model, backend=backend, interpreted_layers=interpreted_layers)
     trace = session.run_to_end()
-    place_notes(scenario, trace)
-    failures = [] if session.error else check_expectations(scenario, trace, load_vocabulary(model or scenario.model).decode)
+    held = for_model(scenario, model)
+    place_notes(held, trace)
+    failures = [] if session.error else check_expectations(held, trace, load_vocabulary(model or scenario.model).decode)
     return RunResult(scenario, trace, failures, session.error)
 
 

@@ -16,7 +16,7 @@ from engine.errors import InvalidInput, PagewalkError
 from engine.models import ModelInfo, list_models
 from engine.session import Session
 from kernels import BACKENDS
-from scenarios import Scenario, SceneInfo, list_scenarios, load_scenario, open_session, resolve_notes
+from scenarios import Scenario, SceneInfo, for_model, list_scenarios, load_scenario, open_session, resolve_notes
 from views.stage.payload import build_payload
 
 MAX_OPEN_RUNS = 64
@@ -53,7 +53,7 @@ def open_run(scene: str, model: str | None, backend: str | None) -> OpenRun:
     if scene not in {info.id for info in scenes()}:  # a path would be read from the server's disk
         raise InvalidInput(f"there is no scene “{scene}”: the scenes are {', '.join(info.id for info in scenes())}")
     scenario = load_scenario(scene)
-    run = OpenRun(scenario, open_session(scenario, model=model, backend=backend))
+    run = OpenRun(for_model(scenario, model), open_session(scenario, model=model, backend=backend))
     run.advance(0)
     return run
 

@@ -1,0 +1,41 @@
+"""A scene on another model than the one it was written for.
+
+The memory manager decides by numbers of tokens, so most of a scene stays true. What names words that its own model said does not, and must neither be
+shown nor be expected.
+"""
+
+from __future__ import annotations
+
+import re
+
+from engine.models import load_tokenizer
+from engine.session import NO_MODEL
+from scenarios.schema import Scenario
+
+WORD_FACTS = ("tokens", "output_text", "block_tokens")
+"""Facts about the words of the scene's own model."""
+
+_QUOTED = re.compile(r"“([^”]*)”")
+VOCABULARY_WITHOUT_MODEL = "tiny"
+"""Whose tokens a scenario uses that runs no model."""
+
+
+def for_model(scenario: Scenario, model: str | None) -> Scenario:
+    """The scene without the facts and notes that hold for its own model only; itself when `model` is that one (or None). Changes nothing.
+
+    Left out are word facts, notes that quote what no prompt and no forced output contains, and all of both when a prompt has another number of
+    tokens, because then blocks fill at other moments. Raises InvalidInput for a model that is not there.
+    """
+    if model is None or model == scenario.model:
+        return scenario
+    if _prompt_lengths(scenario, model) != _prompt_lengths(scenario, scenario.model):
+        return scenario.model_copy(update={"notes": [], "expect": []})
+    given = " ".join([*(r.prompt or "" for r in scenario.requests), *(str(t) for r in scenario.requests for t in r.force)])
+    notes = [note for note in scenario.notes if all(quoted in given for quoted in _QUOTED.findall(note.say))]
+    expect = [e.model_copy(update=dict.fromkeys(WORD_FACTS)) for e in scenario.expect]
+    return scenario.model_copy(update={"notes": notes, "expect": [e for e in expect if e.facts]})
+
+
+def _prompt_lengths(scenario: Scenario, model: str) -> list[int]:
+    tokenizer = load_tokenizer(VOCABULARY_WITHOUT_MODEL if model == NO_MODEL else model)
+    return [len(tokenizer.encode(r.prompt)) if r.prompt is not None else len(r.prompt_token_ids or ()) for r in scenario.requests]
