@@ -1,4 +1,4 @@
-"""``python -m scenarios``: list scenes, print the schema, check expectations, run a scene in the terminal.
+"""``python -m scenarios``: list scenes, print the schema, check expectations, run a scene in the terminal, show a recorded one.
 
 Exit code 0: it ran and every expectation held; 1: an expectation failed; 2: the scenario, or what was typed, is invalid; 3: the engine raised.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from engine.errors import InvalidInput, PagewalkError
 from engine.session import Session
-from engine.trace.codec import save
+from engine.trace.codec import load, save
 from engine.trace.frame import Trace
 from scenarios.expectations import Decode, Failure, check_expectations, num_facts
 from scenarios.final_state import final_state, outputs
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scenarios", description="Scenes: list them, check them, run them in the terminal.")
-    commands = parser.add_subparsers(required=True, metavar="list | schema | check | run")
+    commands = parser.add_subparsers(required=True, metavar="list | schema | check | run | show")
     listing = commands.add_parser("list", help="the scenes of the library")
     listing.set_defaults(command=_list)
     schema = commands.add_parser("schema", help="the JSON Schema of a scenario file")
@@ -66,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--backend", metavar="B", help="triton, interpret or torch (default: what fits this machine)")
     run.add_argument("--until", metavar="N", type=_frame_number, help="stop at frame N; then no expectation is checked")
     run.set_defaults(command=_run)
+    show = commands.add_parser("show", help="print a trace file frame by frame")
+    show.add_argument("trace", metavar="FILE", help="a trace that `run --trace` wrote")
+    show.set_defaults(command=_show)
     return parser
 
 
@@ -136,6 +139,15 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"{left_out} facts were not checked: they are about the words of {scenario.model}, for which the scene was written")
     _complain(failures, session.error)
     return RAISED if session.error is not None else FAILED if failures else OK
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    trace = load(arguments.trace)
+    notes = trace.header.scenario.get("resolved_notes")
+    placed = {int(seq): str(text) for seq, text in notes.items() if str(seq).isdigit()} if isinstance(notes, dict) else {}
+    for line in walk(trace, placed):
+        print(line)
+    return OK
 
 
 def _record(session: Session, until: int | None) -> Trace:
