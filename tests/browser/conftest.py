@@ -26,17 +26,20 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Makes pages. A test fails when a page raised an error, said so on its console, or asked anybody but this machine for anything."""
+    """Makes pages. A test fails when a page raised an error, said so on its console, or asked anybody but this machine for anything.
+
+    `alone`: the page is about to lose its server, and may say so.
+    """
     complaints: list[str] = []
     contexts = []
 
-    def make(width: int = 1280, height: int = 720, **options: object) -> Page:
+    def make(width: int = 1280, height: int = 720, alone: bool = False, **options: object) -> Page:
         context = browser.new_context(viewport={"width": width, "height": height}, **options)  # type: ignore[arg-type]
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" and not alone else None)
         page.on("request", lambda request: complaints.append(request.url) if not _is_local(request.url) else None)
         return page
 

@@ -52,10 +52,3 @@ def table(page: Page) -> list[tuple[str, str, str]]:
     rows = page.locator(".table .row:not(.titles)")
     parts = (".logical", ".physical", ".number")
     return [tuple(rows.nth(i).locator(part).inner_text() for part in parts) for i in range(rows.count())]  # type: ignore[misc]
-
-
-def scrolls(page: Page) -> bool:
-    """Whether the page is larger than the window, in either direction."""
-    script = """() => [document.documentElement, document.querySelector('.stMain') || document.documentElement]
-        .some(e => e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)"""
-    return bool(page.evaluate(script))

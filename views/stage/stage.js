@@ -1,5 +1,5 @@
 // The stage: narration, transport and panels over one recording. `mountStage` needs nothing but an element and data, so it also runs in a saved page.
-const LOOK_AHEAD = 40; // ask for more frames when fewer than this many lie ahead of the cursor
+const LOOK_AHEAD = 200; // ask for more frames when fewer than this many lie ahead of the cursor
 const LARGEST_ZOOM = 2;
 const ADDRESS_DELAY = 150; // milliseconds; browsers limit how often the address may change
 
@@ -36,7 +36,7 @@ class Stage {
     this.note = html(this.second, "span", { class: "note" });
     this.why = html(this.second, "span");
     this.transport = new Transport(root, { move: (d, size) => this.move(d, size), seek: (i) => this.seek(i) });
-    const main = html(root, "div", { class: "main" });
+    const main = html(root, "div", { class: "panels" });
     const left = this.card(main, "Requests and block tables", "requests");
     this.requests = new RequestsPanel(left.body);
     html(left.card, "p", { class: "legend" }, "# full and hashed: another request may share it · dashed: key and value not written yet · bold: generated");
