@@ -12,7 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from engine.errors import InvalidInput, PagewalkError
+from engine.errors import InvalidInput
 from engine.models import ModelInfo, list_models
 from engine.session import Session
 from kernels import BACKENDS
@@ -58,6 +58,14 @@ def open_run(scene: str, model: str | None, backend: str | None) -> OpenRun:
     return run
 
 
+def open_again_if_failed(scene: str, model: str | None, backend: str | None) -> OpenRun:
+    """The recording of a scene; one that an error stopped is made again, since whatever was in the way may be gone. Raises as `open_run`."""
+    if (run := open_run(scene, model, backend)).session.error is None:
+        return run
+    open_run.clear(scene, model, backend)
+    return open_run(scene, model, backend)
+
+
 @st.cache_data(show_spinner=False)
 def scenes() -> list[SceneInfo]:
     """The scenes of the library, in the order of the gallery."""
@@ -101,8 +109,3 @@ def answer_need(component_key: str, run: OpenRun, trace_id: str) -> None:
 def take_held(trace_id: str) -> int:
     """How many frames the browser said it holds in this very exchange, 0 if it said nothing (then everything is sent)."""
     return int(st.session_state.pop(f"held:{trace_id}", 0))
-
-
-def error_of(run: OpenRun) -> PagewalkError | None:
-    """What stopped the run, if something did."""
-    return run.session.error

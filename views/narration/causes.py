@@ -261,7 +261,12 @@ def _max_model_len(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _error(words: Words, event: Any, facts: Facts) -> str:
-    return "All frames before this one can still be looked at."
+    rest = "All frames before it can still be looked at."
+    message = event.message.strip() if isinstance(event, e.EngineFailed) else ""
+    if not message:
+        return rest
+    end = "" if message.endswith((".", "!", "?")) else "."
+    return f"{message[:1].upper()}{message[1:]}{end} {rest}"
 
 
 def _recorder_full(words: Words, event: Any, facts: Facts) -> str:

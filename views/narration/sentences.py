@@ -155,7 +155,7 @@ def _prefix_cache_reset(words: Words, event: e.PrefixCacheReset) -> str:
 
 
 def _engine_failed(words: Words, event: e.EngineFailed) -> str:
-    return f"The run stops here: {event.message}"
+    return "The run stops here."
 
 
 def _recording_stopped(words: Words, event: e.RecordingStopped) -> str:

@@ -7,8 +7,8 @@ from functools import partial
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
+from kernels import BACKENDS
 from views import state
-from views.screens.gallery import sentence
 from views.stage import make_stage
 
 STAGE = make_stage()
@@ -27,7 +27,7 @@ header[data-testid="stHeader"] { display: none; }
 def scene(page: StreamlitPage, name: str, model: str | None, backend: str | None) -> None:
     """The scene `name` of the library. Raises PagewalkError when it, the model or the backend cannot be used."""
     state.check_names(model, backend)
-    run = state.open_run(name, model, backend)
+    run = state.open_again_if_failed(name, model, backend)
     st.html(PAGE_STYLE)
     _choosers(page, name, model or run.scenario.model, backend)
     _stage(run, "/".join((name, model or "", backend or "")))
@@ -42,8 +42,6 @@ def _stage(run: state.OpenRun, trace_id: str) -> None:
         data=state.payload_of(run, trace_id, state.take_held(trace_id)),
         on_need_change=partial(state.answer_need, key, run, trace_id),
     )
-    if (error := state.error_of(run)) is not None:
-        st.error(sentence(str(error)), icon=":material/error:")
 
 
 def _choosers(page: StreamlitPage, name: str, model: str, backend: str | None) -> None:
@@ -75,7 +73,7 @@ def _model_chooser(model: str) -> None:
 
 
 def _backend_chooser(backend: str | None) -> None:
-    names = ["automatic", *state.BACKENDS]
+    names = ["automatic", *BACKENDS]
     chosen = st.selectbox("Kernels", names, index=names.index(backend) if backend else 0)
     if chosen != (backend or "automatic"):
         _go(backend=None if chosen == "automatic" else chosen)

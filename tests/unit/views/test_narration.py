@@ -59,7 +59,7 @@ def test_any_event_with_any_cause_gives_whole_sentences_even_without_facts(kind:
             for text in (narration.text, narration.why):
                 assert text
                 assert text[0] == text[0].upper()
-                assert text.rstrip()[-1] in ".!?" or kind == "engine_failed"
+                assert text.rstrip()[-1] in ".!?"
                 assert "{" not in text
             assert narration.kind == kind
 
@@ -119,6 +119,12 @@ def test_rows_of_the_worker_are_cleared_added_and_appended_under_their_own_names
     added = say(trace, e.RowUpdated(cause=Cause(CauseKind.ADDED_TO_BATCH), block_ids=[7, 1], **row))
     appended = say(trace, e.RowUpdated(cause=Cause(CauseKind.APPENDED), block_ids=[3], **row))
     assert [n.symbol for n in (cleared, added, appended)] == ["BlockTable.clear_row", "BlockTable.add_row", "BlockTable.append_row"]
+
+
+def test_an_error_of_the_engine_is_told_in_its_own_words() -> None:
+    narration = say(figure_6(), e.EngineFailed(cause=Cause(CauseKind.ERROR), message="no request can go on: give the scenario a larger num_blocks"))
+    assert narration.text == "The run stops here."
+    assert narration.why.startswith("No request can go on: give the scenario a larger num_blocks. ")
 
 
 def test_the_authors_note_stands_at_its_frame_only() -> None:
