@@ -5,6 +5,7 @@ A scene on a model and a backend is deterministic, so one recording serves every
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 
-from engine.errors import InvalidInput
+from engine.errors import InvalidInput, PagewalkError
 from engine.models import ModelInfo, list_models
 from engine.session import Session
 from kernels import BACKENDS
@@ -64,6 +65,19 @@ def open_again_if_failed(scene: str, model: str | None, backend: str | None) -> 
         return run
     open_run.clear(scene, model, backend)
     return open_run(scene, model, backend)
+
+
+@st.cache_resource(show_spinner=False)
+def warm_up() -> threading.Thread:
+    """Run the first scene in the background, once per process: while somebody looks at the gallery, model and kernels get ready for the stage."""
+
+    def run_first_scene() -> None:
+        with contextlib.suppress(PagewalkError):  # opening a scene tells the person who opens it
+            open_session(list_scenarios()[0].id).run_to_end()
+
+    thread = threading.Thread(target=run_first_scene, name="warm-up", daemon=True)
+    thread.start()
+    return thread
 
 
 @st.cache_data(show_spinner=False)

@@ -192,6 +192,8 @@ def _lowest_priority(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _added_to_batch(words: Words, event: Any, facts: Facts) -> str:
+    if (source := facts.get("from_row")) is not None:
+        return f"A row above became empty, so row {source} moves there: the rows of a batch leave no gaps."
     return "The request is new in the batch, so the worker gets its whole block table."
 
 
@@ -200,6 +202,9 @@ def _appended(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _left_batch(words: Words, event: Any, facts: Facts) -> str:
+    request = words.request(event.request_id)
+    if request is not None and request.status == "RUNNING":
+        return "The request sits this step out, so its row is cleared; it gets a row again when it is scheduled."
     return "The request has left the batch: it is finished or was preempted."
 
 

@@ -163,7 +163,7 @@ def _recording_stopped(words: Words, event: e.RecordingStopped) -> str:
 
 
 def agreement(event: e.AttentionComputed) -> str | None:
-    """“kernel = reference within 1e-06 (layer 0)”, or None when nothing was compared."""
+    """“kernel = reference within 10⁻⁶ (layer 0)”, or None when nothing was compared."""
     if event.agrees_within is None:
         return None
     layers = f"layer {event.layers[0]}" if len(event.layers) == 1 else f"{len(event.layers)} layers"

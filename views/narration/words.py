@@ -90,8 +90,9 @@ def slots(numbers: Sequence[int]) -> str:
 
 
 def power_of_ten(value: float) -> str:
-    """“1e-06” as people write it: 0.000001 is hard to count, 1e-06 is what the check says."""
-    return f"{value:.0e}"
+    """“10⁻⁶”, as it stands in textbooks."""
+    exponent = int(f"{value:.0e}".split("e")[1])
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def percent(probability: object) -> str:

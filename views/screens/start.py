@@ -6,6 +6,7 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from engine.errors import PagewalkError
+from views import state
 from views.screens.gallery import gallery
 from views.screens.scene import scene
 
@@ -17,6 +18,7 @@ def start() -> None:
     st.query_params.from_dict(st.query_params.to_dict() if name else {})
     if not name:
         gallery(page())
+        state.warm_up()
         return
     try:
         scene(page(), name, st.query_params.get("model") or None, st.query_params.get("backend") or None)

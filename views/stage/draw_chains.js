@@ -68,7 +68,7 @@ class ChainsPanel {
 
   words(recording, frame, node) {
     const block = frame.blocks[node.blocks[0]];
-    return block.token_ids.map((_, i) => recording.slot(frame, block, i).text).filter(Boolean).join(" ");
+    return block.token_ids.map((_, i) => recording.hashedText(frame, block, i)).filter(Boolean).join(" ");
   }
 
   // Depth and lane of every node: a first child stays in its parent's lane, each further one opens a lane below. Returns the number of lanes.

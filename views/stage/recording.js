@@ -70,6 +70,14 @@ class Recording {
     return { text: "", written: false, generated: false, position };
   }
 
+  // The word that a hash covers: a hash is registered before the last token's key and value are written, but it stands for the full block.
+  hashedText(frame, block, offset) {
+    const slot = this.slot(frame, block, offset);
+    const owner = (block.owners || [])[0];
+    const request = owner && this.request(frame, owner.request_id);
+    return slot.text || (request && slot.position < request.token_ids.length ? this.token(request.token_ids[slot.position]) : "");
+  }
+
   // The index that one step of `size` leads to: the next event, or the last frame of the neighbouring operation or engine step.
   target(from, direction, size) {
     if (size === "event") return Math.min(Math.max(from + direction, 0), this.last);

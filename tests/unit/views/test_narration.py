@@ -148,3 +148,14 @@ def test_lists_and_numbers_read_like_english() -> None:
     assert [slots([12]), slots([28, 29, 30, 31, 4, 5, 6])] == ["slot 12", "slots 28 to 31 and 4 to 6"]
     assert [count(1, "block"), count(0, "block"), count(2, "query", "queries")] == ["1 block", "0 blocks", "2 queries"]
     assert [percent(0.93), percent(0.99999), percent(1.0), percent(0.031), percent(None)] == ["93 %", "over 99.9 %", "100 %", "3.1 %", "an unknown probability"]
+
+
+def test_a_row_that_moves_and_a_request_that_sits_out_say_so() -> None:
+    """R8.2: the rows of a batch leave no gaps; a running request without a token in this step leaves the batch, as in vLLM."""
+    trace = figure_6()
+    row: dict[str, Any] = {"request_id": "A", "row": 0, "start": 0}
+    moved = say(trace, e.RowUpdated(cause=Cause(CauseKind.ADDED_TO_BATCH, {"from_row": 2}), block_ids=[7, 1], **row))
+    assert "row 2 moves there" in moved.why
+    running = next(f for f in trace.frames if (a := f.request("A")) is not None and a.status == "RUNNING")
+    event = e.RowUpdated(cause=Cause(CauseKind.LEFT_BATCH), block_ids=[], **row)
+    assert "sits this step out" in narrate(trace.header, msgspec.structs.replace(running, event=event), None).why

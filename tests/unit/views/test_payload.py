@@ -78,7 +78,7 @@ def test_a_badge_for_the_kernel_appears_only_after_a_comparison() -> None:
     frames = build_payload(figure_6())["frames"]
     first = next(i for i, f in enumerate(frames) if f["kind"] == "attention_computed")
     assert all(f["agreed"] is None for f in frames[:first])
-    assert all(f["agreed"] == "kernel = reference within 1e-06 (layer 0)" for f in frames[first:])
+    assert all(f["agreed"] == "kernel = reference within 10⁻⁶ (layer 0)" for f in frames[first:])
 
 
 def test_what_moved_is_told_with_its_origin_and_its_destination() -> None:
