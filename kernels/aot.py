@@ -46,9 +46,10 @@ class Compiled:
     seconds: float
 
 
-def _attention(name: str, dtype: str, head_dim: int, group: int, window: int, block_m: int, tile: int) -> KernelVariant:
+def _attention(name: str, dtype: str, head_dim: int, group: int, window: int, block_m: int, tile: int, decode: bool = False) -> KernelVariant:
     types = {f"{argument}_ptr": f"*{dtype}" for argument in ("out", "query", "key_cache", "value_cache")}
-    types |= {f"{argument}_ptr": "*i32" for argument in ("block_table", "query_start_loc", "seq_lens", "query_block_request", "query_block_start")}
+    types |= {f"{argument}_ptr": "*i32" for argument in ("block_table", "query_block_request", "query_block_len", "query_block_position")}
+    types["query_block_token_ptr"] = "*i64"
     constants: dict[str, int | bool] = {
         "BLOCK_SIZE": 16,
         "NUM_KV_HEADS": 4,
@@ -57,9 +58,11 @@ def _attention(name: str, dtype: str, head_dim: int, group: int, window: int, bl
         "HEAD_PADDED": head_dim,
         "SLIDING_WINDOW": window,
         "UPCAST": False,
+        "SINGLE_QUERY": decode,
         "LANES": 1,
         "BLOCK_M": block_m,
         "TILE": tile,
+        "ONE_TILE": False,
     }
     return KernelVariant(name, paged_attention_kernel, types | {"scale_log2": "fp32"}, constants)
 
@@ -77,15 +80,21 @@ def variants() -> list[KernelVariant]:
             "KV write",
             reshape_and_cache_kernel,
             caches | {"slot_mapping_ptr": "*i64"},
-            {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 4, "HEAD_DIM": 64, "ROW": 256, "TOKENS": 1},
+            {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 4, "HEAD_DIM": 64, "ROW": 256, "TOKENS": 1, "DENSE_SLOTS": True, "DENSE_HEADS": True},
+        ),
+        KernelVariant(
+            "KV write strided",
+            reshape_and_cache_kernel,
+            caches | {"slot_mapping_ptr": "*i64"},
+            {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 4, "HEAD_DIM": 64, "ROW": 256, "TOKENS": 1, "DENSE_SLOTS": False, "DENSE_HEADS": False},
         ),
         KernelVariant("page copy", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": True}),
         KernelVariant("page gather", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": False}),
         KernelVariant("page scatter", copy_pages_kernel, pages, copies | {"GATHER": False, "SCATTER": True}),
-        _attention("attention decode bf16 D64", "bf16", 64, 3, 0, 16, 64),
+        _attention("attention decode bf16 D64", "bf16", 64, 3, 0, 16, 64, decode=True),
         _attention("attention mixed fp16 D64 window", "fp16", 64, 3, 512, 64, 64),
         _attention("attention mixed bf16 D256", "bf16", 256, 4, 0, 32, 32),
-        _attention("attention decode fp32 D64", "fp32", 64, 3, 0, 16, 64),
+        _attention("attention decode fp32 D64", "fp32", 64, 3, 0, 16, 64, decode=True),
     ]
 
 

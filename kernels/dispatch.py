@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kernels.backend import BACKENDS, Backend, UnknownBackend
+from kernels.metadata import AttentionMetadata, Derived, check_batch, check_slot_mapping, expect
 
 if TYPE_CHECKING:  # torch and triton load when an operation first runs, so that `import kernels` stays instant
     from torch import Tensor
@@ -47,10 +49,10 @@ def compute_slot_mapping(
             f"Context parallel rank {cp_rank} of {cp_world_size} with interleave {cp_interleave} does not fit block_size {block_size}:"
             " the rank must be below the world size and the interleave must divide the block size."
         )
-    _expect("query_start_loc", query_start_loc, torch.int32, 1)
-    _expect("positions", positions, torch.int64, 1)
-    _expect("block_table", block_table, torch.int32, 2)
-    _expect("slot_mapping", slot_mapping, torch.int64, 1)
+    expect("query_start_loc", query_start_loc, torch.int32, 1)
+    expect("positions", positions, torch.int64, 1)
+    expect("block_table", block_table, torch.int32, 2)
+    expect("slot_mapping", slot_mapping, torch.int64, 1)
     if query_start_loc.shape[0] - 1 > block_table.shape[0]:
         raise ValueError(f"query_start_loc names {query_start_loc.shape[0] - 1} requests, but block_table has only {block_table.shape[0]} rows.")
     _implementation(backend).compute_slot_mapping(
@@ -66,16 +68,27 @@ def compute_slot_mapping(
     )
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *, backend: Backend | str) -> None:
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    metadata: AttentionMetadata | None = None,
+    backend: Backend | str,
+) -> None:
     """Write each token's key and value into its slot; only the caches change.
 
     key, value: [>= num_slots, num_kv_heads, head_dim]; caches: [num_blocks, block_size, num_kv_heads, head_dim], slot s is row s % block_size
-    of block s // block_size; slot_mapping: int64 [num_slots], negative slots are skipped. No slot may appear twice.
+    of block s // block_size; slot_mapping: int64 [num_slots], negative slots are skipped. No slot may appear twice. `metadata`, made from the
+    same slot_mapping, saves the layers of a step repeating the same work.
     Raises ValueError for shapes or dtypes that do not fit. Source: R8.6; vLLM: reshape_and_cache_flash; here: no quantised caches.
     """
-    import torch
-
-    _expect("slot_mapping", slot_mapping, torch.int64, 1)
+    if metadata is None:
+        check_slot_mapping(slot_mapping)
+    else:
+        metadata.expect(slot_mapping=slot_mapping)
     _expect_caches(key_cache, value_cache)
     for name, tensor in (("key", key), ("value", value)):
         if tensor.shape[1:] != key_cache.shape[2:] or tensor.shape[0] < slot_mapping.shape[0]:
@@ -84,7 +97,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
             raise ValueError(f"{name} is {tensor.dtype}, but the caches hold {key_cache.dtype}; convert one of them.")
     if slot_mapping.shape[0] == 0:
         return
-    _implementation(backend).reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+    _implementation(backend).reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, metadata or Derived())
 
 
 def paged_attention(
@@ -98,6 +111,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     out: Tensor | None = None,
+    metadata: AttentionMetadata | None = None,
     backend: Backend | str,
 ) -> Tensor:
     """Causal attention of a ragged batch (prefill chunks and decodes together) over the paged cache, in one launch. Returns `out`.
@@ -107,24 +121,20 @@ def paged_attention(
     including this step's. The queries of request r are the LAST query_len positions of its seq_lens[r] tokens. Query head h reads KV head
     h // (num_q_heads // num_kv_heads). With `sliding_window` W the query at position p sees keys p-W+1 .. p. Products and sums are taken in
     float32. Rows of `out` past the last query are left as they were (zeros when `out` is not given); only `out` changes.
+    `metadata`, made from the same block_table, query_start_loc and seq_lens, saves the layers of a step repeating the same work.
     Raises ValueError for shapes or dtypes that do not fit. Source: the PagedAttention paper, section 4.1, and online softmax;
     vLLM: unified_attention; here: no ALiBi, soft cap, sinks, cascade or quantised caches.
     """
     import torch
 
-    _expect("block_table", block_table, torch.int32, 2)
-    _expect("query_start_loc", query_start_loc, torch.int32, 1)
-    _expect("seq_lens", seq_lens, torch.int32, 1)
+    if metadata is None:
+        check_batch(block_table, query_start_loc, seq_lens)
+    else:
+        metadata.expect(block_table=block_table, query_start_loc=query_start_loc, seq_lens=seq_lens)
     _expect_caches(key_cache, value_cache)
     num_kv_heads, head_dim = key_cache.shape[2:]
     if query.dim() != 3 or query.shape[2] != head_dim or query.shape[1] % num_kv_heads:
         raise ValueError(f"query has shape {tuple(query.shape)}; it must be [num_tokens, a multiple of {num_kv_heads} heads, {head_dim}] to fit the cache.")
-    num_reqs = seq_lens.shape[0]
-    if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
-        raise ValueError(
-            f"seq_lens names {num_reqs} requests, but query_start_loc has {query_start_loc.shape[0]} entries and block_table"
-            f" {block_table.shape[0]} rows; {num_reqs + 1} entries and at least {num_reqs} rows are needed."
-        )
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window is {sliding_window}; it must be at least 1, or None for full attention.")
     if out is None:
@@ -133,10 +143,19 @@ def paged_attention(
         raise ValueError(f"out has shape {tuple(out.shape)}, but query has {tuple(query.shape)}.")
     if out.dtype != query.dtype or key_cache.dtype != query.dtype:
         raise ValueError(f"query is {query.dtype}, the caches hold {key_cache.dtype} and out is {out.dtype}; all three must be the same.")
-    if num_reqs == 0 or query.shape[0] == 0:
+    if seq_lens.shape[0] == 0 or query.shape[0] == 0:
         return out
     _implementation(backend).paged_attention(
-        query, key_cache, value_cache, block_table, query_start_loc, seq_lens, scale=scale, sliding_window=sliding_window, out=out
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        scale=scale,
+        sliding_window=sliding_window,
+        out=out,
+        derived=metadata or Derived(),
     )
     return out
 
@@ -150,7 +169,7 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pair
     """
     import torch
 
-    _expect("block_pairs", block_pairs, torch.int64, 2)
+    expect("block_pairs", block_pairs, torch.int64, 2)
     if block_pairs.shape[1] != 2 or len(key_caches) != len(value_caches):
         raise ValueError(
             f"block_pairs has shape {tuple(block_pairs.shape)} and there are {len(key_caches)} key and {len(value_caches)} value caches;"
@@ -164,7 +183,11 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pair
 
 
 def _implementation(backend: Backend | str) -> ModuleType:
-    name = backend.name if isinstance(backend, Backend) else backend
+    return _module(backend.name if isinstance(backend, Backend) else backend)
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
     if name == "torch":
         return importlib.import_module("kernels.reference")
     if name == "triton":
@@ -172,11 +195,6 @@ def _implementation(backend: Backend | str) -> ModuleType:
     if name == "interpret":
         return importlib.import_module("kernels.interpreted")
     raise UnknownBackend(f"There is no backend {name!r}; choose one of {', '.join(BACKENDS)}.")
-
-
-def _expect(name: str, tensor: Tensor, dtype: object, dimensions: int) -> None:
-    if tensor.dtype != dtype or tensor.dim() != dimensions:
-        raise ValueError(f"{name} is {tensor.dtype} with {tensor.dim()} dimensions; it must be {dtype} with {dimensions}.")
 
 
 def _expect_caches(key_cache: Tensor, value_cache: Tensor) -> None:

@@ -12,26 +12,44 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.experimental.gluon  # imported on the first launch otherwise, and it refuses to load while the library functions are swapped
 import triton.language
 from triton.runtime import interpreter as triton_interpreter
+from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
+
+from kernels import interpreter_types
 
 LOCK = threading.RLock()
 """Held during every interpreted launch and every compilation: both read the same module attributes."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run `kernel` (a decorated Triton function) for every program of `grid`, one after the other, on CPU tensors."""
+    """Run `kernel` (a decorated Triton function) for every program of `grid`, one after the other, on CPU tensors.
+
+    Does what triton.runtime.interpreter.GridExecutor does, except for copying arguments from a device and back; here they are on the CPU.
+    Raises triton.runtime.errors.InterpreterError for what goes wrong inside the kernel.
+    """
     with LOCK, _interpreted_language():
-        _interpreted(kernel.fn)[grid](*arguments, **constants)
+        function = _interpreted(kernel.fn).rewrite()
+        values = [triton_interpreter._implicit_cvt(argument) for argument in arguments]
+        builder = triton_interpreter.interpreter_builder
+        sizes = grid + (1,) * (3 - len(grid))
+        builder.set_grid_dim(*sizes)
+        for place in itertools.product(*map(range, sizes)):
+            builder.set_grid_idx(*place)
+            try:
+                function(*values, **constants)
+            except Exception as error:
+                raise InterpreterError(repr(error)) from error
 
 
 @functools.cache
@@ -39,21 +57,11 @@ def _interpreted(function: Any) -> Any:
     return triton_interpreter.InterpretedFunction(function)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Patch:
+class _Patch(NamedTuple):
     owner: Any
     name: str
     original: Any
     interpreted: Any
-
-    def apply(self) -> None:
-        setattr(self.owner, self.name, self.interpreted)
-
-    def revert(self) -> None:
-        if self.original is triton_interpreter._MISSING:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, self.original)
 
 
 @functools.cache
@@ -73,6 +81,9 @@ def _patches() -> tuple[_Patch, ...]:
     nothing = SimpleNamespace(restore=lambda: None)
     patches.append(_Patch(triton_interpreter, "_patch_lang", triton_interpreter._patch_lang, lambda function: nothing))
     builder = triton_interpreter.interpreter_builder
+    patches.append(_Patch(language.core.block_type, "__init__", language.core.block_type.__init__, interpreter_types.block_type_init))
+    patches.append(_Patch(language.tensor, "__init__", language.tensor.__init__, interpreter_types.tensor_init))
+    patches.append(_Patch(triton_interpreter, "_get_np_dtype", triton_interpreter._get_np_dtype, interpreter_types.numpy_dtype))
     # Checking every integer sum and product for overflow would take a third of a launch.
     patches.append(_Patch(builder, "options", builder.options, dataclasses.replace(builder.options, sanitize_overflow=False)))
     return tuple(patches)
@@ -82,9 +93,12 @@ def _patches() -> tuple[_Patch, ...]:
 def _interpreted_language() -> Iterator[None]:
     patches = _patches()
     try:
-        for patch in patches:
-            patch.apply()
+        for owner, name, _, interpreted in patches:
+            setattr(owner, name, interpreted)
         yield
     finally:
-        for patch in reversed(patches):
-            patch.revert()
+        for owner, name, original, _ in patches:
+            if original is triton_interpreter._MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)

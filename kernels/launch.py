@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from kernels.metadata import Derived
 from kernels.triton_attention import paged_attention_kernel
 from kernels.triton_cache import copy_pages_kernel, reshape_and_cache_kernel, slot_mapping_kernel
 
@@ -17,7 +18,6 @@ INTERPRETED_ELEMENTS = 1 << 20
 """Largest tile of an interpreted program: the interpreter accepts no more elements than the compiler does."""
 INTERPRETED_BLOCK_Q = 64
 DEVICE_TILE = 1024
-PAST_ANY_REQUEST = 1 << 30
 
 
 class Launch(Protocol):
@@ -76,7 +76,7 @@ class Launcher:
             TILE=tile,
         )
 
-    def reshape_and_cache(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    def reshape_and_cache(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, derived: Derived) -> None:
         """On a device one program per token; interpreted as many tokens per program as fit a tile."""
         num_tokens = slot_mapping.shape[0]
         block_size, num_kv_heads, head_dim = key_cache.shape[1:]
@@ -85,6 +85,8 @@ class Launcher:
         if self.interpreted:
             tokens = max(1, min(next_power_of_2(num_tokens), INTERPRETED_ELEMENTS // row))
         key, value = _rows_contiguous(key), _rows_contiguous(value)
+        if not _same_strides(key, value):
+            key, value = key.contiguous(), value.contiguous()
         self.run(
             reshape_and_cache_kernel,
             (cdiv(num_tokens, tokens),),
@@ -95,12 +97,13 @@ class Launcher:
             slot_mapping.contiguous(),
             num_tokens,
             *key.stride()[:2],
-            *value.stride()[:2],
             *key_cache.stride()[:3],
             BLOCK_SIZE=block_size,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             ROW=row,
+            DENSE_SLOTS=key_cache.stride(0) == block_size * key_cache.stride(1),
+            DENSE_HEADS=num_kv_heads == 1 or key.stride(1) == key_cache.stride(2) == head_dim,
             TOKENS=tokens,
         )
 
@@ -116,75 +119,85 @@ class Launcher:
         scale: float,
         sliding_window: int | None,
         out: Tensor,
+        derived: Derived,
     ) -> None:
         """One launch; see triton_attention for lanes and query blocks."""
         block_size, num_kv_heads, head_dim = key_cache.shape[1:]
-        group = query.shape[1] // num_kv_heads
-        block_m = self._rows_per_lane(query, group, query_start_loc)
-        request, start = query_blocks(query_start_loc, query.shape[0], block_m // group)
-        if request.shape[0] == 0:
+        num_tokens, num_q_heads = query.shape[:2]
+        group = num_q_heads // num_kv_heads
+        blocks = derived.once(
+            ("triton query blocks", self.interpreted, num_tokens, num_kv_heads, group, head_dim),
+            lambda: self._query_blocks(query_start_loc, seq_lens, num_tokens, num_kv_heads, group, head_dim),
+        )
+        if blocks.programs == 0:
             return
-        lanes_needed = request.shape[0] * num_kv_heads
-        head_padded = next_power_of_2(head_dim)
-        lanes, tile = 1, 64 if head_dim <= 128 else 32
-        if self.interpreted:
-            tile = next_power_of_2(int(seq_lens.max()))
-            lanes = next_power_of_2(lanes_needed)
-            while tile > 64 and lanes * tile * max(block_m, head_padded) > INTERPRETED_ELEMENTS:
-                tile //= 2
-            while lanes > 1 and lanes * tile * max(block_m, head_padded) > INTERPRETED_ELEMENTS:
-                lanes //= 2
-        else:
-            head_padded = max(16, head_padded)
-        programs = cdiv(lanes_needed, lanes)
-        surplus = cdiv(programs * lanes, num_kv_heads) - request.shape[0]
-        if surplus > 0:
-            request = torch.nn.functional.pad(request, (0, surplus), value=0)
-            start = torch.nn.functional.pad(start, (0, surplus), value=PAST_ANY_REQUEST)
         # The interpreter's cast to bfloat16 loses the carry when a mantissa rounds up, so it writes float32 and torch casts.
-        target = torch.empty_like(out, dtype=torch.float32) if self.interpreted and out.dtype != torch.float32 else _rows_contiguous(out)
-        if target is not out:
-            target.copy_(out)
         query = _rows_contiguous(query)
+        target = out
+        if not _same_strides(query, out) or (self.interpreted and out.dtype != torch.float32):
+            query = query.contiguous()
+            target = torch.empty_like(query, dtype=torch.float32 if self.interpreted else out.dtype)
+            target.copy_(out)
         self.run(
             paged_attention_kernel,
-            (programs,),
+            (blocks.programs,),
             target,
             query,
             key_cache,
             value_cache,
             _rows_contiguous(block_table),
-            query_start_loc.contiguous(),
-            seq_lens.contiguous(),
-            request,
-            start,
+            *blocks.arrays,
             scale * math.log2(math.e),
             block_table.stride(0),
-            *target.stride()[:2],
             *query.stride()[:2],
             *key_cache.stride()[:3],
             BLOCK_SIZE=block_size,
             NUM_KV_HEADS=num_kv_heads,
             GROUP=group,
             HEAD_DIM=head_dim,
-            HEAD_PADDED=head_padded,
+            HEAD_PADDED=blocks.head_padded,
             SLIDING_WINDOW=sliding_window or 0,
-            UPCAST=self.interpreted,
-            LANES=lanes,
-            BLOCK_M=block_m,
-            TILE=tile,
+            UPCAST=self.interpreted and query.dtype != torch.float32,
+            SINGLE_QUERY=blocks.block_q == 1,
+            LANES=blocks.lanes,
+            BLOCK_M=blocks.block_m,
+            TILE=blocks.tile,
+            ONE_TILE=blocks.one_tile,
         )
         if target is not out:
             out.copy_(target)
 
-    def _rows_per_lane(self, query: Tensor, group: int, query_start_loc: Tensor) -> int:
+    def _query_blocks(self, query_start_loc: Tensor, seq_lens: Tensor, num_tokens: int, num_kv_heads: int, group: int, head_dim: int) -> _QueryBlocks:
+        """How the batch is cut into lanes, and how wide their tiles are."""
+        head_padded = next_power_of_2(head_dim)
+        one_tile = False
         if self.interpreted:
             longest = int(query_start_loc.diff().max())
-            return next_power_of_2(group * max(1, min(longest, INTERPRETED_BLOCK_Q)))
-        all_decodes = query.shape[0] <= query_start_loc.shape[0] - 1
-        # More rows reuse each key more often; wider heads leave fewer registers for them.
-        rows = 16 if all_decodes else 64 if query.shape[2] <= 128 else 32
-        return max(rows, next_power_of_2(group))
+            block_m = next_power_of_2(group * max(1, min(longest, INTERPRETED_BLOCK_Q)))
+            block_q = 1 if longest <= 1 else block_m // group
+        else:
+            head_padded = max(16, head_padded)
+            all_decodes = num_tokens <= query_start_loc.shape[0] - 1
+            # More rows reuse each key more often; wider heads leave fewer registers for them.
+            block_m = max(16 if all_decodes else 64 if head_dim <= 128 else 32, next_power_of_2(group))
+            block_q = 1 if all_decodes else block_m // group
+        arrays = query_blocks(query_start_loc, seq_lens, num_tokens, block_q)
+        num_blocks = arrays[0].shape[0]
+        lanes_needed = num_blocks * num_kv_heads
+        lanes, tile = 1, 64 if head_dim <= 128 else 32
+        if self.interpreted and num_blocks:
+            tile = next_power_of_2(int(seq_lens.max()))
+            lanes = next_power_of_2(lanes_needed)
+            while tile > 64 and lanes * tile * max(block_m, head_padded) > INTERPRETED_ELEMENTS:
+                tile //= 2
+            while lanes > 1 and lanes * tile * max(block_m, head_padded) > INTERPRETED_ELEMENTS:
+                lanes //= 2
+            one_tile = tile >= int(seq_lens.max())
+        programs = cdiv(lanes_needed, lanes)
+        surplus = cdiv(programs * lanes, num_kv_heads) - num_blocks
+        if surplus > 0:  # blocks without queries
+            arrays = tuple(torch.nn.functional.pad(array, (0, surplus)) for array in arrays)
+        return _QueryBlocks(programs, lanes, block_q, block_m, tile, one_tile, head_padded, arrays)
 
     def copy_blocks(self, key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor) -> None:
         """Per cache: gather the source pages into a buffer, then scatter it, so that no read follows a write (R6.7).
@@ -224,24 +237,41 @@ class Launcher:
                 )
 
 
-def query_blocks(query_start_loc: Tensor, num_tokens: int, block_q: int) -> tuple[Tensor, Tensor]:
-    """Cut every request's queries into blocks of `block_q`: int32 (request, first query within the request) per block.
+class _QueryBlocks(NamedTuple):
+    """The launch of paged_attention that fits a batch; the constants are the kernel's."""
 
-    On a device the number of blocks is bounded, not computed, so that the host never waits for the GPU; a surplus block starts past the end
-    of its request and does nothing.
+    programs: int
+    lanes: int
+    block_q: int
+    block_m: int
+    tile: int
+    one_tile: bool
+    head_padded: int
+    arrays: tuple[Tensor, ...]
+
+
+def query_blocks(query_start_loc: Tensor, seq_lens: Tensor, num_tokens: int, block_q: int) -> tuple[Tensor, ...]:
+    """Cut every request's queries into blocks of `block_q`. Per block: int32 request, int64 first query within the batch, int32 number of queries
+    and int32 position of the first query within the request.
+
+    On a device the number of blocks is bounded, not computed, so that the host never waits for the GPU; a surplus block has 0 queries.
     """
     starts = query_start_loc.long()
-    num_reqs = starts.shape[0] - 1
+    query_lens = starts.diff()
+    num_reqs = query_lens.shape[0]
     if query_start_loc.device.type == "cpu":
-        counts = (starts.diff() + block_q - 1) // block_q
+        counts = (query_lens + block_q - 1) // block_q
         first_block = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         request = torch.repeat_interleave(counts)
     else:
-        first_block = starts // block_q + torch.arange(num_reqs + 1, device=starts.device)
-        index = torch.arange(num_tokens // block_q + num_reqs, device=starts.device)
+        # A request of n queries fills at most n // block_q + 1 blocks, and exactly n blocks of one query.
+        first_block = starts if block_q == 1 else starts // block_q + torch.arange(num_reqs + 1, device=starts.device)
+        index = torch.arange(num_tokens if block_q == 1 else num_tokens // block_q + num_reqs, device=starts.device)
         request = (torch.searchsorted(first_block, index, right=True) - 1).clamp(max=num_reqs - 1)
     start = (torch.arange(request.shape[0], device=starts.device) - first_block[request]) * block_q
-    return request.int(), start.int()
+    length = (query_lens[request] - start).clamp(0, block_q)
+    position = torch.where(length > 0, seq_lens.long()[request] - query_lens[request] + start, 0)
+    return request.int(), starts[request] + start, length.int(), position.int()
 
 
 def next_power_of_2(number: int) -> int:
@@ -255,3 +285,8 @@ def cdiv(dividend: int, divisor: int) -> int:
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     """The tensor itself when its last dimension is dense, as the kernels assume; a dense copy otherwise."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _same_strides(a: Tensor, b: Tensor) -> bool:
+    """Whether an element has the same offset in both; the stride of a dimension of size 1 means nothing."""
+    return all(size <= 1 or stride == other for size, stride, other in zip(a.shape, a.stride(), b.stride(), strict=True))

@@ -5,8 +5,12 @@ A request's result never depends on the other requests of the batch: attention i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from kernels.metadata import Derived
 
 PAD_SLOT_ID = -1
 
@@ -41,14 +45,25 @@ def compute_slot_mapping(
     slot_mapping[:num_tokens] = torch.where(is_local, slot, PAD_SLOT_ID)
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, derived: Derived) -> None:
     """Write row t of key and value to slot `slot_mapping[t]`; -1 writes nothing."""
     block_size = key_cache.shape[1]
+    token, block, offset = derived.once(("torch written", block_size), lambda: _written(slot_mapping, block_size))
+    if key_cache.stride(0) == block_size * key_cache.stride(1) and token is None:
+        num_slots = slot_mapping.shape[0]
+        key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key[:num_slots])
+        value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value[:num_slots])
+    else:
+        chosen = slice(slot_mapping.shape[0]) if token is None else token
+        key_cache[block, offset] = key[chosen]
+        value_cache[block, offset] = value[chosen]
+
+
+def _written(slot_mapping: Tensor, block_size: int) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The tokens that have a slot (None: all of them), with block and offset of each."""
     token = torch.nonzero(slot_mapping >= 0).squeeze(1)
     slot = slot_mapping[token]
-    block, offset = slot // block_size, slot % block_size
-    key_cache[block, offset] = key[token]
-    value_cache[block, offset] = value[token]
+    return None if slot.shape == slot_mapping.shape else token, slot // block_size, slot % block_size
 
 
 def paged_attention(
@@ -62,37 +77,64 @@ def paged_attention(
     scale: float,
     sliding_window: int | None,
     out: Tensor,
+    derived: Derived,
 ) -> None:
     """Causal softmax(q k^T * scale) v per request, over exactly the slots that its queries may see."""
     block_size = key_cache.shape[1]
     compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    requests = derived.once(
+        ("torch requests", block_size, sliding_window), lambda: _requests(block_table, query_start_loc, seq_lens, block_size, sliding_window)
+    )
+    for request in requests:
+        result = torch.nn.functional.scaled_dot_product_attention(
+            _heads_first(query[request.start : request.end], compute_dtype),
+            _heads_first(_gather(key_cache, request), compute_dtype),
+            _heads_first(_gather(value_cache, request), compute_dtype),
+            attn_mask=request.visible,
+            scale=scale,
+            enable_gqa=True,
+        )
+        out[request.start : request.end] = result.squeeze(0).transpose(0, 1)
+
+
+class _Request(NamedTuple):
+    """Queries start..end-1 of the batch see num_keys tokens from first_offset on in `blocks`; `visible` None: each of them sees all."""
+
+    start: int
+    end: int
+    blocks: Tensor  # int64
+    first_offset: int
+    num_keys: int
+    visible: Tensor | None  # bool [queries, keys]
+
+
+def _requests(block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_size: int, sliding_window: int | None) -> list[_Request]:
+    """The requests that have queries."""
     starts = query_start_loc.tolist()
-    for request, seq_len in enumerate(seq_lens.tolist()):
-        start, end = starts[request], starts[request + 1]
+    requests = []
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        start, end = starts[row], starts[row + 1]
         query_len = end - start
         if query_len == 0:
             continue
         first_query = seq_len - query_len
         first_key = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
         first_block, last_block = first_key // block_size, (seq_len - 1) // block_size
-        blocks = block_table[request, first_block : last_block + 1].long()
-        seen = slice(first_key - first_block * block_size, seq_len - first_block * block_size)
-        visible = None  # a single query is the newest position, so it sees every key that was gathered
+        blocks = block_table[row, first_block : last_block + 1].long()
+        visible = None  # a single query is the newest position, so it sees every key that is gathered
         if query_len > 1:
-            query_position = torch.arange(first_query, seq_len, device=query.device).unsqueeze(1)
-            key_position = torch.arange(first_key, seq_len, device=query.device).unsqueeze(0)
+            query_position = torch.arange(first_query, seq_len, device=block_table.device).unsqueeze(1)
+            key_position = torch.arange(first_key, seq_len, device=block_table.device).unsqueeze(0)
             visible = key_position <= query_position
             if sliding_window is not None:
                 visible &= key_position > query_position - sliding_window
-        result = torch.nn.functional.scaled_dot_product_attention(
-            _heads_first(query[start:end], compute_dtype),
-            _heads_first(key_cache[blocks].flatten(0, 1)[seen], compute_dtype),
-            _heads_first(value_cache[blocks].flatten(0, 1)[seen], compute_dtype),
-            attn_mask=visible,
-            scale=scale,
-            enable_gqa=True,
-        )
-        out[start:end] = result.squeeze(0).transpose(0, 1).to(out.dtype)
+        requests.append(_Request(start, end, blocks, first_key - first_block * block_size, seq_len - first_key, visible))
+    return requests
+
+
+def _gather(cache: Tensor, request: _Request) -> Tensor:
+    """The request's keys or values in logical order: [num_keys, num_kv_heads, head_dim]."""
+    return cache.index_select(0, request.blocks).flatten(0, 1).narrow(0, request.first_offset, request.num_keys)
 
 
 def _heads_first(tokens: Tensor, dtype: torch.dtype) -> Tensor:

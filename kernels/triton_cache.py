@@ -60,15 +60,13 @@ def slot_mapping_kernel(
 @triton.jit
 def reshape_and_cache_kernel(
     key_ptr,  # [num_tokens, num_kv_heads, head_dim]
-    value_ptr,
+    value_ptr,  # the strides of key
     key_cache_ptr,  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache_ptr,
     slot_mapping_ptr,  # int64 [num_tokens]
     num_tokens,
     key_stride_token,
     key_stride_head,
-    value_stride_token,
-    value_stride_head,
     cache_stride_block,
     cache_stride_slot,
     cache_stride_head,
@@ -76,20 +74,31 @@ def reshape_and_cache_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROW: tl.constexpr,  # power of two >= NUM_KV_HEADS * HEAD_DIM
+    DENSE_SLOTS: tl.constexpr,  # a block's last slot is followed by the next block's first
+    DENSE_HEADS: tl.constexpr,  # a token's heads lie one behind the other, in key and cache
     TOKENS: tl.constexpr,  # tokens per program
 ):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=-1)
     element = tl.arange(0, ROW)
-    mask = (slot >= 0)[:, None] & (element < NUM_KV_HEADS * HEAD_DIM)[None, :]
-    head = element // HEAD_DIM
-    dim = element % HEAD_DIM
-    row = token.to(tl.int64)[:, None]
-    block = (slot // BLOCK_SIZE)[:, None]
-    offset = (slot % BLOCK_SIZE)[:, None]
-    key = tl.load(key_ptr + row * key_stride_token + (head * key_stride_head + dim)[None, :], mask=mask)
-    value = tl.load(value_ptr + row * value_stride_token + (head * value_stride_head + dim)[None, :], mask=mask)
-    place = block * cache_stride_block + offset * cache_stride_slot + (head * cache_stride_head + dim)[None, :]
+    mask = (slot >= 0)[:, None]
+    if NUM_KV_HEADS * HEAD_DIM < ROW:
+        mask = mask & (element < NUM_KV_HEADS * HEAD_DIM)[None, :]
+    if DENSE_HEADS:
+        source_element = element[None, :]
+        place_element = source_element
+    else:
+        head = element // HEAD_DIM
+        dim = element % HEAD_DIM
+        source_element = (head * key_stride_head + dim)[None, :]
+        place_element = (head * cache_stride_head + dim)[None, :]
+    slot_place = slot * cache_stride_slot
+    if not DENSE_SLOTS:
+        slot_place = slot // BLOCK_SIZE * cache_stride_block + slot % BLOCK_SIZE * cache_stride_slot
+    source = (token.to(tl.int64) * key_stride_token)[:, None] + source_element
+    place = slot_place[:, None] + place_element
+    key = tl.load(key_ptr + source, mask=mask)
+    value = tl.load(value_ptr + source, mask=mask)
     tl.store(key_cache_ptr + place, key, mask=mask)
     tl.store(value_cache_ptr + place, value, mask=mask)
 

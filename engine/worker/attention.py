@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from engine.errors import EngineError
 from engine.worker.kv_cache import KVCache, LayerShape
-from kernels import Backend, paged_attention, reshape_and_cache
+from kernels import AttentionMetadata, Backend, paged_attention, reshape_and_cache
 
 ATTENTION_NAME = "pagewalk_paged"
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -28,16 +28,14 @@ _set_lock = threading.Lock()
 class ForwardContext:
     """One forward pass over a flattened ragged batch of `num_tokens` tokens of `num_reqs` requests.
 
-    Per KV-cache group: `block_tables[g]` int32 [num_reqs, width], `slot_mappings[g]` int64 [num_tokens]. `query_start_loc` int32 [num_reqs + 1],
-    `seq_lens` int32 [num_reqs] (computed tokens plus this step's). `layer_backends`: whose result goes on, per layer; `compared_layers`: where it is compared.
+    `attention_metadata[g]`, per KV-cache group: block_table int32 [num_reqs, width], slot_mapping int64 [num_tokens], query_start_loc int32
+    [num_reqs + 1], seq_lens int32 [num_reqs] (computed tokens plus this step's). `layer_backends`: whose result goes on, per layer;
+    `compared_layers`: where it is compared.
     The pass itself fills `layers_run` and `max_difference` (None: nothing was compared). vLLM: ForwardContext.
     """
 
     kv_cache: KVCache
-    block_tables: list[torch.Tensor]
-    slot_mappings: list[torch.Tensor]
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
+    attention_metadata: list[AttentionMetadata]
     layer_backends: Sequence[Backend]
     compared_layers: Sequence[int]
     layers_run: list[int] = field(default_factory=list)
@@ -67,27 +65,29 @@ def paged_attention_forward(
             raise EngineError(f"{type(module).__name__} asks for {name}, which the paged attention kernel does not compute; choose another model.")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = context.kv_cache.layers[layer]
-    k, v, q = (t[0].transpose(0, 1).contiguous() for t in (key, value, query))
+    k, v, q = key[0].transpose(0, 1), value[0].transpose(0, 1), query[0].transpose(0, 1)
     if k.shape[1:] != (shape.num_kv_heads, shape.head_dim) or v.shape != k.shape:
         raise EngineError(
             f"Layer {layer} of {type(module).__name__} makes keys of shape {list(k.shape[1:])} and values of shape {list(v.shape[1:])} per token, "
             f"but its KV cache stores [{shape.num_kv_heads}, {shape.head_dim}]; choose a llama-like model."
         )
     key_cache, value_cache = context.kv_cache.key_caches[layer], context.kv_cache.value_caches[layer]
-    block_table, slot_mapping = context.block_tables[shape.group_id], context.slot_mappings[shape.group_id]
+    metadata = context.attention_metadata[shape.group_id]
+    slot_mapping = metadata.slot_mapping
     backend = context.layer_backends[layer]
-    reshape_and_cache(k, v, key_cache, value_cache, slot_mapping, backend=backend)
+    reshape_and_cache(k, v, key_cache, value_cache, slot_mapping, metadata=metadata, backend=backend)
 
     def attend(with_backend: Backend) -> torch.Tensor:
         return paged_attention(
             q,
             key_cache,
             value_cache,
-            block_table,
-            context.query_start_loc,
-            context.seq_lens,
+            metadata.block_table,
+            metadata.query_start_loc,
+            metadata.seq_lens,
             scale=shape.head_dim**-0.5 if scaling is None else scaling,
             sliding_window=sliding_window,
+            metadata=metadata,
             backend=with_backend,
         )
 

@@ -18,6 +18,7 @@ from engine.worker.input_batch import CachedRequestState, InputBatch
 from engine.worker.kernel_settings import KernelSettings, agrees_within
 from engine.worker.kv_cache import KVCache
 from engine.worker.sampler import check_token_ids, make_generator, sample
+from kernels import AttentionMetadata
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,15 @@ class ModelRunner:
         self._report_slots(shares, slots)
         context = ForwardContext(
             kv_cache=self.kv_cache,
-            block_tables=[table.block_table[:num_reqs] for table in self.block_table.block_tables],
-            slot_mappings=[table.slot_mapping[:num_tokens] for table in self.block_table.block_tables],
-            query_start_loc=query_start_loc,
-            seq_lens=seq_lens,
+            attention_metadata=[
+                AttentionMetadata(
+                    block_table=table.block_table[:num_reqs],
+                    query_start_loc=query_start_loc,
+                    seq_lens=seq_lens,
+                    slot_mapping=table.slot_mapping[:num_tokens],
+                )
+                for table in self.block_table.block_tables
+            ],
             layer_backends=self._layer_backends,
             compared_layers=self._compared_layers,
         )
