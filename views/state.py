@@ -6,6 +6,7 @@ A scene on a model and a backend is deterministic, so one recording serves every
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,19 @@ MAX_OPEN_RUNS = 64
 """Recordings kept per process; the least recently used goes first and is simply made again when somebody returns to it."""
 
 
+_spared: set[str] = set()
+
+
+def _spare_the_collector(session: Session) -> None:
+    """Move what a model brought with it out of the garbage collector's sight, once per model. Streamlit collects after every run of a script, and
+    walking through the objects of torch and transformers, which live as long as the process, would take 0.2 s of every step."""
+    fingerprint = session.trace.header.model.get("fingerprint")
+    if fingerprint and fingerprint not in _spared:
+        _spared.add(fingerprint)
+        gc.collect()
+        gc.freeze()
+
+
 @dataclass
 class OpenRun:
     """A recording in progress. `advance` is safe to call from the threads of several users: each frame is recorded once."""
@@ -37,6 +51,7 @@ class OpenRun:
         with self._lock:
             if len(self.session.trace.frames) <= have and not self.session.finished:
                 self.session.advance()
+                _spare_the_collector(self.session)
                 self._place_notes()
 
     def _place_notes(self) -> None:
