@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from engine.session import InterpretedLayers, Runner, SessionConfig
 
 
+def parse_layers(text: str | None) -> InterpretedLayers:
+    """Layers to interpret as people write them: ``3``, ``0,2``, ``all``, ``none``; None or nothing is the default. Raises InvalidInput."""
+    wanted = (text or "").strip().lower()
+    if wanted in ("", "default"):
+        return None
+    if wanted == "all":
+        return "all"
+    if wanted == "none":
+        return ()
+    parts = [part.strip() for part in wanted.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 5 for part in parts):
+        raise InvalidInput(f"“{text}” names no layers: write a number like 0, several like 0,2, or all, or none")
+    return tuple(sorted({int(part) for part in parts}))
+
+
 class RunnerChoice:
     """One model, one backend, not loaded yet.
 
@@ -47,8 +62,12 @@ class RunnerChoice:
                 choose_backend(backend, "cuda" if backend == "triton" else "cpu")
             except UnknownBackend as error:
                 raise InvalidInput(str(error)) from error
-        from engine.models import load_tokenizer
+        from engine.models import load_tokenizer, num_layers_of
 
+        num_layers = num_layers_of(model_name)
+        for layer in interpreted_layers if isinstance(interpreted_layers, tuple) else ():
+            if num_layers is not None and not 0 <= layer < num_layers:
+                raise InvalidInput(f"there is no layer {layer} to interpret: the {num_layers} layers of {model_name} are 0 to {num_layers - 1}")
         self.vocab_size = load_tokenizer(model_name).vocab_size
         for package in ("torch", "transformers", "triton"):
             try:

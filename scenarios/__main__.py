@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from engine.errors import InvalidInput, PagewalkError
+from engine.runner import parse_layers
 from engine.session import Session
 from engine.trace.codec import load, save
 from engine.trace.frame import Trace
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--trace", metavar="OUT", help="write the trace to this file (.json, or .json.gz to compress)")
     run.add_argument("--model", metavar="M", help="another model than the scenario's")
     run.add_argument("--backend", metavar="B", help="triton, interpret or torch (default: what fits this machine)")
+    run.add_argument("--layers", metavar="L", help="layers to run through Triton's interpreter: a number, several like 0,2, all or none (default: 0)")
     run.add_argument("--until", metavar="N", type=_frame_number, help="stop at frame N; then no expectation is checked")
     run.set_defaults(command=_run)
     show = commands.add_parser("show", help="print a trace file frame by frame")
@@ -114,7 +116,8 @@ def _check_one(name: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     scenario = load_scenario(arguments.scene)
-    session = open_session(scenario, model=arguments.model, backend=arguments.backend)
+    layers = parse_layers(arguments.layers)
+    session = open_session(scenario, model=arguments.model, backend=arguments.backend, interpreted_layers=layers)
     decode = load_vocabulary(arguments.model or scenario.model).decode
     trace = _record(session, arguments.until)
     held = for_model(scenario, arguments.model)

@@ -10,12 +10,13 @@ import gc
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import streamlit as st
 
 from engine.errors import InvalidInput, PagewalkError
-from engine.models import ModelInfo, list_models
+from engine.models import ModelInfo, list_models, num_layers_of
+from engine.runner import parse_layers
 from engine.session import Session
 from kernels import BACKENDS
 from scenarios import Scenario, SceneInfo, for_model, list_scenarios, load_scenario, open_session, resolve_notes
@@ -63,23 +64,33 @@ class OpenRun:
         self.session.trace.header.scenario["resolved_notes"] = {str(seq): text for seq, text in placed.items()}
 
 
+class Choice(NamedTuple):
+    """What an address chooses: a scene, and model, backend and interpreted layers where it names them."""
+
+    scene: str
+    model: str | None = None
+    backend: str | None = None
+    layers: str | None = None
+
+
 @st.cache_resource(max_entries=MAX_OPEN_RUNS, show_spinner=False)
-def open_run(scene: str, model: str | None, backend: str | None) -> OpenRun:
+def open_run(choice: Choice) -> OpenRun:
     """The recording of a scene of the library, with its first portion, which needs no model. Raises PagewalkError for what cannot be opened."""
-    if scene not in {info.id for info in scenes()}:  # a path would be read from the server's disk
-        raise InvalidInput(f"there is no scene “{scene}”: the scenes are {', '.join(info.id for info in scenes())}")
-    scenario = load_scenario(scene)
-    run = OpenRun(for_model(scenario, model), open_session(scenario, model=model, backend=backend))
+    if choice.scene not in {info.id for info in scenes()}:  # a path would be read from the server's disk
+        raise InvalidInput(f"there is no scene “{choice.scene}”: the scenes are {', '.join(info.id for info in scenes())}")
+    scenario = load_scenario(choice.scene)
+    session = open_session(scenario, model=choice.model, backend=choice.backend, interpreted_layers=parse_layers(choice.layers))
+    run = OpenRun(for_model(scenario, choice.model), session)
     run.advance(0)
     return run
 
 
-def open_again_if_failed(scene: str, model: str | None, backend: str | None) -> OpenRun:
+def open_again_if_failed(choice: Choice) -> OpenRun:
     """The recording of a scene; one that an error stopped is made again, since whatever was in the way may be gone. Raises as `open_run`."""
-    if (run := open_run(scene, model, backend)).session.error is None:
+    if (run := open_run(choice)).session.error is None:
         return run
-    open_run.clear(scene, model, backend)
-    return open_run(scene, model, backend)
+    open_run.clear(choice)
+    return open_run(choice)
 
 
 @st.cache_resource(show_spinner=False)
@@ -104,6 +115,11 @@ def scenes() -> list[SceneInfo]:
 def models() -> list[ModelInfo]:
     """The models that have a name, installed or not. Asked anew each time: one may be pulled while the app runs."""
     return list_models()
+
+
+def num_layers(model: str) -> int:
+    """How many layers a model has, 0 if its files do not say."""
+    return num_layers_of(model) or 0
 
 
 def check_names(model: str | None, backend: str | None) -> None:

@@ -47,6 +47,12 @@ def max_model_len_of(name_or_path: str) -> int | None:
     return positions if isinstance(positions, int) else None
 
 
+def num_layers_of(name_or_path: str) -> int | None:
+    """How many layers the model has, from its config.json (None: it does not say); needs no torch. Raises InvalidInput."""
+    layers = read_json(resolve(name_or_path)[1] / "config.json").get("num_hidden_layers")
+    return layers if isinstance(layers, int) else None
+
+
 def load_model(name_or_path: str) -> LoadedModel:
     """The model of that name or in that folder; the second call returns the same object. Never goes online. Raises InvalidInput."""
     name, folder = resolve(name_or_path)

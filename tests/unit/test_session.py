@@ -6,6 +6,7 @@ import pytest
 
 from engine.core.output import SamplingParams
 from engine.errors import InvalidInput
+from engine.runner import parse_layers
 from engine.session import ActionSpec, RequestSpec, Session, SessionConfig
 from engine.trace import codec
 from engine.trace.events import (
@@ -195,3 +196,21 @@ def test_a_backend_that_cannot_run_here_is_refused_before_anything_runs() -> Non
         return
     with pytest.raises(InvalidInput, match="Backend 'triton' cannot run here: torch finds no CUDA device; choose one of interpret, torch"):
         Session(FIGURE_6, (request("A", 3, 1),), vocabulary=str, model_name="tiny", backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"), [(None, None), ("", None), ("all", "all"), ("none", ()), ("0", (0,)), (" 2, 0 ", (0, 2)), ("ALL", "all"), ("1,1", (1,))]
+)
+def test_layers_are_read_as_people_write_them(text: str | None, layers: object) -> None:
+    assert parse_layers(text) == layers
+
+
+@pytest.mark.parametrize("text", ["first", "-1", "0;1", "1.5", "0,", "²", "99999"])
+def test_what_names_no_layers_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="names no layers: write a number like 0"):
+        parse_layers(text)
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused_before_anything_runs() -> None:
+    with pytest.raises(InvalidInput, match=r"there is no layer 4 to interpret: the 4 layers of tiny are 0 to 3"):
+        Session(FIGURE_6, (request("A", 3, 1),), vocabulary=str, model_name="tiny", interpreted_layers=(4,))

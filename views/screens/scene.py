@@ -24,13 +24,13 @@ header[data-testid="stHeader"] { display: none; }
 </style>"""
 
 
-def scene(page: StreamlitPage, name: str, model: str | None, backend: str | None) -> None:
-    """The scene `name` of the library. Raises PagewalkError when it, the model or the backend cannot be used."""
-    state.check_names(model, backend)
-    run = state.open_again_if_failed(name, model, backend)
+def scene(page: StreamlitPage, choice: state.Choice) -> None:
+    """A scene of the library. Raises PagewalkError when it, the model, the backend or the layers cannot be used."""
+    state.check_names(choice.model, choice.backend)
+    run = state.open_again_if_failed(choice)
     st.html(PAGE_STYLE)
-    _choosers(page, name, model or run.scenario.model, backend)
-    _stage(run, "/".join((name, model or "", backend or "")))
+    _choosers(page, choice, choice.model or run.scenario.model)
+    _stage(run, "/".join(part or "" for part in choice))
 
 
 @st.fragment
@@ -44,13 +44,15 @@ def _stage(run: state.OpenRun, trace_id: str) -> None:
     )
 
 
-def _choosers(page: StreamlitPage, name: str, model: str, backend: str | None) -> None:
+def _choosers(page: StreamlitPage, choice: state.Choice, model: str) -> None:
     with st.container(key="choosers", horizontal=True, gap="small"):
         st.page_link(page, label="All scenes", icon="")
         with st.popover(f"Model: {model}"):
-            _scene_chooser(name)
+            _scene_chooser(choice.scene)
             _model_chooser(model)
-            _backend_chooser(backend)
+            _backend_chooser(choice.backend)
+            if choice.backend in (None, "torch"):
+                _layers_chooser(model, choice.layers)
 
 
 def _scene_chooser(name: str) -> None:
@@ -79,9 +81,20 @@ def _backend_chooser(backend: str | None) -> None:
         _go(backend=None if chosen == "automatic" else chosen)
 
 
+def _layers_chooser(model: str, layers: str | None) -> None:
+    """One layer, or all of them, through the Triton kernel in its interpreter, beside the torch reference."""
+    texts = {"": "layer 0 (default)", "all": "all layers (slow)", "none": "no layer"} | {str(n): f"layer {n}" for n in range(state.num_layers(model))}
+    current = layers or ""
+    if current not in texts:
+        texts[current] = f"layers {current}"
+    chosen = st.selectbox("Through Triton's interpreter", list(texts), index=list(texts).index(current), format_func=texts.__getitem__)
+    if chosen != current:
+        _go(layers=chosen or None)
+
+
 def _go(**changes: str | None) -> None:
     """Another address: what is not named stays, the step begins anew. Runs the page again."""
-    kept = {key: value for key, value in st.query_params.items() if key in ("scene", "model", "backend")}
+    kept = {key: value for key, value in st.query_params.items() if key in state.Choice._fields}
     wanted = {key: value for key, value in {**kept, **changes}.items() if value}
     st.query_params.from_dict(wanted)
     st.rerun()

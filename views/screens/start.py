@@ -12,7 +12,7 @@ from views.screens.scene import scene
 
 
 def start() -> None:
-    """Show the scene that the address names (`?scene=…&step=…&model=…&backend=…`), or the gallery."""
+    """Show the scene that the address names (`?scene=…&step=…&model=…&backend=…&layers=…`), or the gallery."""
     name = st.query_params.get("scene")
     # A link inside the page changes what the server knows, not what the browser shows: say it again, so that the address can be passed on.
     st.query_params.from_dict(st.query_params.to_dict() if name else {})
@@ -21,7 +21,7 @@ def start() -> None:
         state.warm_up()
         return
     try:
-        scene(page(), name, st.query_params.get("model") or None, st.query_params.get("backend") or None)
+        scene(page(), state.Choice(name, *(st.query_params.get(key) or None for key in state.Choice._fields[1:])))
     except PagewalkError as error:
         gallery(page(), str(error))
 
