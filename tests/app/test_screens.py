@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from streamlit.testing.v1 import AppTest
 
 from engine.models import list_models
@@ -48,6 +49,9 @@ def test_every_scene_opens_and_its_first_frames_need_no_model(scene: str) -> Non
         ({"scene": "../../etc/passwd"}, [info.id for info in list_scenarios()]),
         ({"scene": "figure-6", "model": "gpt-17"}, [info.name for info in list_models()]),
         ({"scene": "figure-6", "backend": "abacus"}, list(BACKENDS)),
+        ({"scene": "figure-6", "backend": "triton"} if not torch.cuda.is_available() else {"scene": "figure-66"}, []),
+        ({"scene": "figure-6", "layers": "9"}, ["0 to 3"]),
+        ({"scene": "figure-6", "layers": "<script>"}, ["all", "none"]),
     ],
 )
 def test_an_unknown_name_in_the_address_gives_one_sentence_with_the_choices_and_the_gallery(address: dict[str, str], choices: list[str]) -> None:
