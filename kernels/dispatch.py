@@ -89,13 +89,18 @@ def reshape_and_cache(
         check_slot_mapping(slot_mapping)
     else:
         metadata.expect(slot_mapping=slot_mapping)
-    _expect_caches(key_cache, value_cache)
-    for name, tensor in (("key", key), ("value", value)):
-        if tensor.shape[1:] != key_cache.shape[2:] or tensor.shape[0] < slot_mapping.shape[0]:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {slot_mapping.shape[0]} tokens of {tuple(key_cache.shape[2:])} are to be written.")
-        if tensor.dtype != key_cache.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, but the caches hold {key_cache.dtype}; convert one of them.")
-    if slot_mapping.shape[0] == 0:
+    _expect_caches(key_cache, value_cache, metadata)
+    num_slots, token_shape, dtype = slot_mapping.shape[0], key_cache.shape[2:], key_cache.dtype
+    key_shape, value_shape = key.shape, value.shape
+    if (
+        key_shape[1:] != token_shape
+        or key_shape[0] < num_slots
+        or (value_shape != key_shape and (value_shape[1:] != token_shape or value_shape[0] < num_slots))
+    ):
+        raise ValueError(f"key has shape {tuple(key_shape)} and value {tuple(value_shape)}, but {num_slots} tokens of {tuple(token_shape)} are to be written.")
+    if key.dtype != dtype or value.dtype != dtype:
+        raise ValueError(f"key is {key.dtype} and value {value.dtype}, but the caches hold {dtype}; convert one of them.")
+    if num_slots == 0:
         return
     _implementation(backend).reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, metadata or Derived())
 
@@ -131,19 +136,20 @@ def paged_attention(
         check_batch(block_table, query_start_loc, seq_lens)
     else:
         metadata.expect(block_table=block_table, query_start_loc=query_start_loc, seq_lens=seq_lens)
-    _expect_caches(key_cache, value_cache)
+    _expect_caches(key_cache, value_cache, metadata)
+    query_shape, dtype = query.shape, query.dtype
     num_kv_heads, head_dim = key_cache.shape[2:]
-    if query.dim() != 3 or query.shape[2] != head_dim or query.shape[1] % num_kv_heads:
-        raise ValueError(f"query has shape {tuple(query.shape)}; it must be [num_tokens, a multiple of {num_kv_heads} heads, {head_dim}] to fit the cache.")
+    if len(query_shape) != 3 or query_shape[2] != head_dim or query_shape[1] % num_kv_heads:
+        raise ValueError(f"query has shape {tuple(query_shape)}; it must be [num_tokens, a multiple of {num_kv_heads} heads, {head_dim}] to fit the cache.")
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window is {sliding_window}; it must be at least 1, or None for full attention.")
     if out is None:
-        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    elif out.shape != query.shape:
-        raise ValueError(f"out has shape {tuple(out.shape)}, but query has {tuple(query.shape)}.")
-    if out.dtype != query.dtype or key_cache.dtype != query.dtype:
-        raise ValueError(f"query is {query.dtype}, the caches hold {key_cache.dtype} and out is {out.dtype}; all three must be the same.")
-    if seq_lens.shape[0] == 0 or query.shape[0] == 0:
+        out = torch.zeros(query_shape, dtype=dtype, device=query.device)
+    elif out.shape != query_shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, but query has {tuple(query_shape)}.")
+    if key_cache.dtype != dtype or out.dtype != dtype:
+        raise ValueError(f"query is {dtype}, the caches hold {key_cache.dtype} and out is {out.dtype}; all three must be the same.")
+    if seq_lens.shape[0] == 0 or query_shape[0] == 0:
         return out
     _implementation(backend).paged_attention(
         query,
@@ -197,7 +203,12 @@ def _module(name: str) -> ModuleType:
     raise UnknownBackend(f"There is no backend {name!r}; choose one of {', '.join(BACKENDS)}.")
 
 
-def _expect_caches(key_cache: Tensor, value_cache: Tensor) -> None:
+def _expect_caches(key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata | None) -> None:
+    """A layer's caches are checked once per step: at the write, not again at the attention that follows."""
+    if metadata is not None and metadata.checked_caches is not None:
+        checked_key_cache, checked_value_cache = metadata.checked_caches
+        if checked_key_cache is key_cache and checked_value_cache is value_cache:
+            return
     if key_cache.dim() != 4 or key_cache.shape != value_cache.shape or key_cache.dtype != value_cache.dtype:
         raise ValueError(
             f"The caches have shapes {tuple(key_cache.shape)} and {tuple(value_cache.shape)} and dtypes {key_cache.dtype} and"
@@ -205,3 +216,5 @@ def _expect_caches(key_cache: Tensor, value_cache: Tensor) -> None:
         )
     if key_cache.stride(-1) != 1 or key_cache.stride() != value_cache.stride():
         raise ValueError(f"The caches have strides {key_cache.stride()} and {value_cache.stride()}; both must be the same, and stride 1 in head_dim.")
+    if metadata is not None:
+        metadata.checked_caches = key_cache, value_cache

@@ -41,6 +41,7 @@ class AttentionMetadata(Derived):
         self.query_start_loc = query_start_loc
         self.seq_lens = seq_lens
         self.slot_mapping = slot_mapping
+        self.checked_caches: tuple[Tensor, Tensor] | None = None  # the two caches that were found to be in order last
 
     def expect(self, **tensors: Tensor) -> None:
         """Raise ValueError unless each tensor is the very one that this object was made from."""

@@ -48,22 +48,20 @@ def compute_slot_mapping(
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, derived: Derived) -> None:
     """Write row t of key and value to slot `slot_mapping[t]`; -1 writes nothing."""
     block_size = key_cache.shape[1]
-    token, block, offset = derived.once(("torch written", block_size), lambda: _written(slot_mapping, block_size))
-    if key_cache.stride(0) == block_size * key_cache.stride(1) and token is None:
-        num_slots = slot_mapping.shape[0]
-        key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key[:num_slots])
-        value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value[:num_slots])
+    all_written, token, block, offset = derived.once(("torch written", block_size), lambda: _written(slot_mapping, block_size))
+    if all_written and key.shape[0] == value.shape[0] == slot_mapping.shape[0] and key_cache.is_contiguous():
+        key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
+        value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
     else:
-        chosen = slice(slot_mapping.shape[0]) if token is None else token
-        key_cache[block, offset] = key[chosen]
-        value_cache[block, offset] = value[chosen]
+        key_cache[block, offset] = key[token]
+        value_cache[block, offset] = value[token]
 
 
-def _written(slot_mapping: Tensor, block_size: int) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The tokens that have a slot (None: all of them), with block and offset of each."""
+def _written(slot_mapping: Tensor, block_size: int) -> tuple[bool, Tensor, Tensor, Tensor]:
+    """Whether every token has a slot; the tokens that have one, with block and offset of each."""
     token = torch.nonzero(slot_mapping >= 0).squeeze(1)
     slot = slot_mapping[token]
-    return None if slot.shape == slot_mapping.shape else token, slot // block_size, slot % block_size
+    return slot.shape == slot_mapping.shape, token, slot // block_size, slot % block_size
 
 
 def paged_attention(
@@ -85,26 +83,20 @@ def paged_attention(
     requests = derived.once(
         ("torch requests", block_size, sliding_window), lambda: _requests(block_table, query_start_loc, seq_lens, block_size, sliding_window)
     )
-    for request in requests:
-        result = torch.nn.functional.scaled_dot_product_attention(
-            _heads_first(query[request.start : request.end], compute_dtype),
-            _heads_first(_gather(key_cache, request), compute_dtype),
-            _heads_first(_gather(value_cache, request), compute_dtype),
-            attn_mask=request.visible,
-            scale=scale,
-            enable_gqa=True,
-        )
-        out[request.start : request.end] = result.squeeze(0).transpose(0, 1)
+    for start, end, slots, visible in requests:
+        q, k, v = query[start:end].transpose(0, 1).unsqueeze(0), _gather(key_cache, slots), _gather(value_cache, slots)
+        if query.dtype != compute_dtype:
+            q, k, v = q.to(compute_dtype), k.to(compute_dtype), v.to(compute_dtype)
+        result = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
+        out[start:end] = result[0].transpose(0, 1)
 
 
 class _Request(NamedTuple):
-    """Queries start..end-1 of the batch see num_keys tokens from first_offset on in `blocks`; `visible` None: each of them sees all."""
+    """Queries start..end-1 of the batch see the keys in `slots`; `visible` None: each of them sees all."""
 
     start: int
     end: int
-    blocks: Tensor  # int64
-    first_offset: int
-    num_keys: int
+    slots: Tensor  # int64, in the order of positions
     visible: Tensor | None  # bool [queries, keys]
 
 
@@ -119,27 +111,23 @@ def _requests(block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, bl
             continue
         first_query = seq_len - query_len
         first_key = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
-        first_block, last_block = first_key // block_size, (seq_len - 1) // block_size
-        blocks = block_table[row, first_block : last_block + 1].long()
+        key_position = torch.arange(first_key, seq_len, device=block_table.device)
+        slots = block_table[row, key_position // block_size].long() * block_size + key_position % block_size
         visible = None  # a single query is the newest position, so it sees every key that is gathered
         if query_len > 1:
             query_position = torch.arange(first_query, seq_len, device=block_table.device).unsqueeze(1)
-            key_position = torch.arange(first_key, seq_len, device=block_table.device).unsqueeze(0)
             visible = key_position <= query_position
             if sliding_window is not None:
                 visible &= key_position > query_position - sliding_window
-        requests.append(_Request(start, end, blocks, first_key - first_block * block_size, seq_len - first_key, visible))
+        requests.append(_Request(start, end, slots, visible))
     return requests
 
 
-def _gather(cache: Tensor, request: _Request) -> Tensor:
-    """The request's keys or values in logical order: [num_keys, num_kv_heads, head_dim]."""
-    return cache.index_select(0, request.blocks).flatten(0, 1).narrow(0, request.first_offset, request.num_keys)
-
-
-def _heads_first(tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    """[tokens, heads, head_dim] as a batch of one: [1, heads, tokens, head_dim]."""
-    return tokens.to(dtype).transpose(0, 1).unsqueeze(0)
+def _gather(cache: Tensor, slots: Tensor) -> Tensor:
+    """Keys or values in the order of `slots`, as a batch of one with the heads first: [1, num_kv_heads, len(slots), head_dim]."""
+    num_blocks, block_size, num_kv_heads, head_dim = cache.shape
+    # A view unless the cache is interleaved with another; then it is copied whole, which is slow but right.
+    return cache.reshape(1, num_blocks * block_size, num_kv_heads, head_dim).index_select(1, slots).transpose(1, 2)
 
 
 def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor) -> None:

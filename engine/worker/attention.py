@@ -60,47 +60,60 @@ def paged_attention_forward(
     context = forward_context
     if context is None:
         raise EngineError("This model's attention reads a paged KV cache, so it runs only inside an engine; load a second copy to call it directly.")
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise EngineError(f"{type(module).__name__} asks for {name}, which the paged attention kernel does not compute; choose another model.")
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    shape = context.kv_cache.layers[layer]
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        name = "softcap" if kwargs.get("softcap") is not None else "s_aux"
+        raise EngineError(f"{type(module).__name__} asks for {name}, which the paged attention kernel does not compute; choose another model.")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    cache = context.kv_cache
+    shape = cache.layers[layer]
     k, v, q = key[0].transpose(0, 1), value[0].transpose(0, 1), query[0].transpose(0, 1)
-    if k.shape[1:] != (shape.num_kv_heads, shape.head_dim) or v.shape != k.shape:
+    key_cache, value_cache = cache.key_caches[layer], cache.value_caches[layer]
+    metadata = context.attention_metadata[shape.group_id]
+    backend = context.layer_backends[layer]
+    try:
+        reshape_and_cache(k, v, key_cache, value_cache, metadata.slot_mapping, metadata=metadata, backend=backend)
+    except ValueError as error:
+        if k.shape[1:] == key_cache.shape[2:] == v.shape[1:]:
+            raise
         raise EngineError(
             f"Layer {layer} of {type(module).__name__} makes keys of shape {list(k.shape[1:])} and values of shape {list(v.shape[1:])} per token, "
             f"but its KV cache stores [{shape.num_kv_heads}, {shape.head_dim}]; choose a llama-like model."
-        )
-    key_cache, value_cache = context.kv_cache.key_caches[layer], context.kv_cache.value_caches[layer]
-    metadata = context.attention_metadata[shape.group_id]
-    slot_mapping = metadata.slot_mapping
-    backend = context.layer_backends[layer]
-    reshape_and_cache(k, v, key_cache, value_cache, slot_mapping, metadata=metadata, backend=backend)
-
-    def attend(with_backend: Backend) -> torch.Tensor:
-        return paged_attention(
-            q,
-            key_cache,
-            value_cache,
-            metadata.block_table,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            scale=shape.head_dim**-0.5 if scaling is None else scaling,
-            sliding_window=sliding_window,
-            metadata=metadata,
-            backend=with_backend,
-        )
-
-    output = attend(backend)
+        ) from error
+    scale = shape.head_dim**-0.5 if scaling is None else scaling
+    output = _attend(q, key_cache, value_cache, metadata, scale, sliding_window, backend)
     if layer in context.compared_layers:
+        slots = metadata.slot_mapping
         difference = max(
-            _difference(output, attend(_REFERENCE)),
-            _difference(key_cache.flatten(0, 1)[slot_mapping], k),
-            _difference(value_cache.flatten(0, 1)[slot_mapping], v),
+            _difference(output, _attend(q, key_cache, value_cache, metadata, scale, sliding_window, _REFERENCE)),
+            _difference(key_cache.flatten(0, 1)[slots], k),
+            _difference(value_cache.flatten(0, 1)[slots], v),
         )
         context.max_difference = max(context.max_difference or 0.0, difference)
     context.layers_run.append(layer)
     return output.unsqueeze(0), None
+
+
+def _attend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None,
+    backend: Backend,
+) -> torch.Tensor:
+    return paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        metadata.block_table,
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        scale=scale,
+        sliding_window=sliding_window,
+        metadata=metadata,
+        backend=backend,
+    )
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -33,8 +33,9 @@ def sample(logits: torch.Tensor, params: SamplingParams, num_output_tokens: int,
 def _from_model(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> SampledToken:
     scores = logits.detach().to(device="cpu", dtype=torch.float64)
     if params.temperature == 0:
-        token_id = int((scores == scores.max()).nonzero()[0])  # argmax promises no order among equals
-        probability = round(float(torch.softmax(scores, 0)[token_id]), 4)
+        maximum = scores.max()
+        token_id = int((scores == maximum).nonzero()[0])  # argmax promises no order among equals
+        probability = round(1 / float((scores - maximum).exp_().sum()), 4)  # of the softmax, its largest term
         return SampledToken(token_id, Cause(CauseKind.GREEDY, {"probability": probability}))
     probabilities = torch.softmax(scores / params.temperature, 0)
     cumulative = probabilities.cumsum(0)
