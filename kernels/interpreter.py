@@ -73,7 +73,7 @@ def _patches() -> tuple[_Patch, ...]:
     found: dict[tuple[int, str], tuple[Any, str, Any]] = {}
     for owner, name, original in scope._changes:
         found.setdefault((id(owner), name), (owner, name, original))
-    patches = [_Patch(owner, name, original, getattr(owner, name)) for owner, name, original in found.values()]
+    patches = [_Patch(owner, name, original, _without_detour(getattr(owner, name))) for owner, name, original in found.values()]
     scope.restore()
     for module in (language, language.core, language.standard, language.math, language.random):
         patches += [_Patch(module, name, member, _interpreted(member.fn)) for name, member in vars(module).items() if isinstance(member, JITFunction)]
@@ -87,6 +87,21 @@ def _patches() -> tuple[_Patch, ...]:
     # Checking every integer sum and product for overflow would take a third of a launch.
     patches.append(_Patch(builder, "options", builder.options, dataclasses.replace(builder.options, sanitize_overflow=False)))
     return tuple(patches)
+
+
+def _without_detour(interpreted: Any) -> Any:
+    """The interpreter wraps a builtin that wraps a function, for every operation; one wrapper is enough."""
+    member = (getattr(interpreted, "__kwdefaults__", None) or {}).get("member")
+    function = getattr(member, "__wrapped__", None)
+    if function is None:
+        return interpreted
+    semantic = triton_interpreter.interpreter_semantic
+
+    def builtin(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return function(*args, **kwargs)
+
+    return builtin
 
 
 @contextmanager

@@ -105,6 +105,7 @@ class Launcher:
             DENSE_SLOTS=key_cache.stride(0) == block_size * key_cache.stride(1),
             DENSE_HEADS=num_kv_heads == 1 or key.stride(1) == key_cache.stride(2) == head_dim,
             TOKENS=tokens,
+            EVEN=num_tokens % tokens == 0,
         )
 
     def paged_attention(

@@ -39,7 +39,7 @@ def paged_attention_kernel(
     LANES: tl.constexpr,
     BLOCK_M: tl.constexpr,  # rows per lane, power of two >= GROUP
     TILE: tl.constexpr,  # keys per iteration
-    ONE_TILE: tl.constexpr,  # no request has more than TILE tokens: nothing is ever rescaled
+    ONE_TILE: tl.constexpr,  # interpreted only: no request has more than TILE tokens, so nothing is ever rescaled
 ):
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     query_block = lane // NUM_KV_HEADS
@@ -75,13 +75,16 @@ def paged_attention_kernel(
 
     # What a row must not see weighs exp2(-1e38 - maximum) = 0. Infinity would make NaN of a row that sees nothing in a tile; this way the row
     # averages what it does not see, and the first tile with a key that it does see scales that away to nothing.
-    maximum = tl.full([LANES, BLOCK_M], -1.0e38, dtype=tl.float32)
-    total = tl.full([LANES, BLOCK_M], 0.0, dtype=tl.float32)
-    accumulator = tl.full([LANES, BLOCK_M, HEAD_PADDED], 0.0, dtype=tl.float32)
-    row_ptr = block_table_ptr + request.to(tl.int64) * block_table_stride
+    if not ONE_TILE:
+        maximum = tl.full([LANES, BLOCK_M], -1.0e38, dtype=tl.float32)
+        total = tl.full([LANES, BLOCK_M], 0.0, dtype=tl.float32)
+        accumulator = tl.full([LANES, BLOCK_M, HEAD_PADDED], 0.0, dtype=tl.float32)
+    row_ptr = block_table_ptr + request * block_table_stride
     head_place = kv_head * cache_stride_head
     for tile in range(first_tile, end_tile):
-        key_position = tile * TILE + tl.arange(0, TILE)
+        key_position = tl.arange(0, TILE)
+        if not ONE_TILE:
+            key_position += tile * TILE
         is_key = key_position[None, :] < end_key[:, None]  # [LANES, TILE]
         if SLIDING_WINDOW > 0:
             is_key = is_key & (key_position[None, :] >= first_key[:, None])

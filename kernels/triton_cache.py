@@ -77,9 +77,10 @@ def reshape_and_cache_kernel(
     DENSE_SLOTS: tl.constexpr,  # a block's last slot is followed by the next block's first
     DENSE_HEADS: tl.constexpr,  # a token's heads lie one behind the other, in key and cache
     TOKENS: tl.constexpr,  # tokens per program
+    EVEN: tl.constexpr,  # num_tokens is a multiple of TOKENS
 ):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=-1)
+    slot = tl.load(slot_mapping_ptr + token, mask=None if EVEN else token < num_tokens, other=None if EVEN else -1)
     element = tl.arange(0, ROW)
     mask = (slot >= 0)[:, None]
     if NUM_KV_HEADS * HEAD_DIM < ROW:
