@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 import triton
 import triton.experimental.gluon  # imported on the first launch otherwise, and it refuses to load while the library functions are swapped
 import triton.language
@@ -40,7 +42,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     """
     with LOCK, _interpreted_language():
         function = _interpreted(kernel.fn).rewrite()
-        values = [triton_interpreter._implicit_cvt(argument) for argument in arguments]
+        values = [_argument(argument) for argument in arguments]
         builder = triton_interpreter.interpreter_builder
         sizes = grid + (1,) * (3 - len(grid))
         builder.set_grid_dim(*sizes)
@@ -50,6 +52,20 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
                 function(*values, **constants)
             except Exception as error:
                 raise InterpreterError(repr(error)) from error
+
+
+_pointer_types: dict[torch.dtype, Any] = {}
+
+
+def _argument(argument: Any) -> Any:
+    """triton.runtime.interpreter._implicit_cvt, which spells out and parses a pointer's type each time."""
+    if not isinstance(argument, torch.Tensor):
+        return triton_interpreter._implicit_cvt(argument)
+    pointer_type = _pointer_types.get(argument.dtype)
+    if pointer_type is None:
+        pointer_type = _pointer_types[argument.dtype] = triton_interpreter._implicit_cvt(argument).type
+    address = np.array([argument.data_ptr()], dtype=np.uint64)
+    return triton.language.tensor(triton_interpreter.TensorHandle(address, pointer_type), pointer_type)
 
 
 @functools.cache

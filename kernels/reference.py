@@ -34,6 +34,10 @@ def compute_slot_mapping(
         return
     request = torch.repeat_interleave(query_start_loc.diff().long())
     position = positions[:num_tokens]
+    if cp_world_size == 1:  # the same as below, with every token local
+        block = block_table[request, position // kernel_block_size]
+        slot_mapping[:num_tokens] = block.long() * kernel_block_size + position % kernel_block_size
+        return
     virtual_block_size = block_size * cp_world_size
     offset = position % virtual_block_size
     local_offset = offset // (cp_world_size * cp_interleave) * cp_interleave + offset % cp_interleave

@@ -33,9 +33,8 @@ def sample(logits: torch.Tensor, params: SamplingParams, num_output_tokens: int,
 def _from_model(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> SampledToken:
     scores = logits.detach().to(device="cpu", dtype=torch.float64)
     if params.temperature == 0:
-        maximum = scores.max()
-        token_id = int((scores == maximum).nonzero()[0])  # argmax promises no order among equals
-        probability = round(1 / float((scores - maximum).exp_().sum()), 4)  # of the softmax, its largest term
+        token_id = int(scores.argmax())  # the first among equals, as torch documents
+        probability = round(1 / float((scores - scores[token_id]).exp_().sum()), 4)  # the largest term of the softmax
         return SampledToken(token_id, Cause(CauseKind.GREEDY, {"probability": probability}))
     probabilities = torch.softmax(scores / params.temperature, 0)
     cumulative = probabilities.cumsum(0)

@@ -1,9 +1,9 @@
 """Step time of the paged worker beside transformers' own DynamicCache step, for the same tokens of one request: `python -m tests.bench.bench_worker`.
 
-Both sides run the same weights in the same process on one thread, step about, and what is measured is CPU time, so that a busy machine disturbs
-little and both sides alike. Where SmolLM2 is not installed,
-random weights of its shape stand in, which cost the same time. The goal is for SmolLM2: 1.3 times transformers' step with one interpreted
-layer. In `tiny` that layer costs as much but the rest of the model costs nearly nothing, so the ratio says little there.
+Both sides run the same weights in the same process on one thread, step about, and what is measured is CPU time, so that a busy machine
+disturbs little and both sides alike. Where SmolLM2 is not installed, random weights of its shape stand in, which cost the same time. The goal is
+for SmolLM2: 1.3 times transformers' step with one interpreted layer. In `tiny` that layer costs as much but the rest of the model costs nearly
+nothing, so the ratio says little there.
 """
 
 from __future__ import annotations
