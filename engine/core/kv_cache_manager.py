@@ -126,7 +126,7 @@ class KVCacheManager:
         delay_cache_blocks: bool = False,
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
-        has_scheduled_reqs: bool = False,
+        has_scheduled_reqs: bool = True,
         num_in_flight_tokens: int = 0,
     ) -> KVCacheBlocks | None:
         """Slots for `num_new_tokens` tokens behind the computed and hit ones, in the order of R5.3. Returns only the new blocks, or None when it

@@ -79,6 +79,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
+        self.reset_preempted_req_ids: set[str] = set()
         """Finished since the last schedule(); the worker drops their rows."""
         self._emit = emit
 
@@ -286,9 +287,10 @@ class Scheduler:
             total_num_scheduled_tokens=sum(plan.num_scheduled_tokens.values()),
             num_common_prefix_blocks=common,
             finished_req_ids=self.finished_req_ids,
-            preempted_req_ids=set(plan.preempted),
+            preempted_req_ids={*plan.preempted, *self.reset_preempted_req_ids},
         )
         self.finished_req_ids = set()
+        self.reset_preempted_req_ids = set()
         for request_id, num_new_tokens in plan.num_scheduled_tokens.items():
             self.requests[request_id].num_computed_tokens += num_new_tokens
         if self._emit is not None:
@@ -360,10 +362,12 @@ class Scheduler:
     # ------------------------------------------------------------------ the prefix cache
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget the prefix cache if nothing is in use; else False. With `reset_running_requests` every running request is preempted first, from
-        the back, so that it succeeds (R1.14)."""
+        the back, so that it succeeds (R1.14); the worker hears of them with the next step."""
         if reset_running_requests:
             while self.running:
-                self._preempt(self.running.pop(), Cause(CauseKind.SCENARIO, {"what": "reset"}))
+                victim = self.running.pop()
+                self._preempt(victim, Cause(CauseKind.SCENARIO, {"what": "reset"}))
+                self.reset_preempted_req_ids.add(victim.request_id)
         return self.kv_cache_manager.reset_prefix_cache()
 
     def take_events(self) -> list[KVCacheEvent]:

@@ -38,5 +38,8 @@ class SchedulerConfig:
                 raise InvalidInput(f"{name} is {getattr(self, name)}, but it must be at least 1")
         if self.long_prefill_token_threshold < 0:
             raise InvalidInput(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}, but it cannot be negative (0 means no bound)")
+        if self.long_prefill_token_threshold > self.max_model_len:
+            threshold = self.long_prefill_token_threshold
+            raise InvalidInput(f"long_prefill_token_threshold is {threshold}, but no request is longer than max_model_len, which is {self.max_model_len}")
         if self.policy not in [policy.value for policy in SchedulingPolicy]:
             raise InvalidInput(f"unknown scheduling policy {self.policy!r}: choose one of {', '.join(policy.value for policy in SchedulingPolicy)}")

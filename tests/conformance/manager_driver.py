@@ -243,4 +243,8 @@ class ManagerDriver:
         return {}
 
     def op_common(self, op: Json) -> Json:
-        return {"common": self.manager.get_num_common_prefix_blocks(op["id"])}
+        common = self.manager.get_num_common_prefix_blocks(op["id"])
+        for manager in self.manager.coordinator.single_type_managers:
+            # vLLM's tables are a defaultdict: asking for a request without blocks leaves an empty table behind, which counts in the next answer.
+            manager.req_to_blocks.setdefault(op["id"], [])
+        return {"common": common}

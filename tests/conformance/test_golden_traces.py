@@ -51,6 +51,22 @@ def test_same_states_as_vllm(scenario: dict[str, Any]) -> None:
         assert comparable(our_step) == comparable(golden_step), f"step {number}: {golden_step['op']}"
 
 
+def read(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(gzip.decompress((HERE / name).read_bytes()))
+    return found
+
+
+def test_random_scenarios_go_through_the_same_states_as_vllm() -> None:
+    """200 scenarios of 30 random operations, recorded with real vLLM 0.27.0 (README.md in this folder)."""
+    scenarios, traces = read("random_scenarios.json.gz"), read("random_traces.json.gz")
+    assert len(scenarios) == len(traces) == 200
+    for scenario, golden in zip(scenarios, traces, strict=True):
+        ours = drive.run(scenario)["steps"]
+        assert len(ours) == len(golden["steps"])
+        for number, (our_step, golden_step) in enumerate(zip(ours, golden["steps"], strict=True)):
+            assert comparable(our_step) == comparable(golden_step), f"{scenario['name']}, step {number}: {golden_step['op']}"
+
+
 def test_unsupported_scenarios_say_so() -> None:
     for scenario in SCENARIOS:
         if why_unsupported(scenario) is not None:

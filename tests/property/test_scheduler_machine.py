@@ -64,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.tables = self.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         self.arrived: dict[str, Request] = {}
+        self.reset_preempted: set[str] = set()
         self.order: list[str] = []  # FCFS: the order in which requests must be admitted for the first time
         self.ended: list[str] = []
         self.reported_ends: list[str] = []
@@ -124,9 +125,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduled = output.num_scheduled_tokens
         assert sum(scheduled.values()) == output.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
         assert output.finished_req_ids == unreported
-        assert not output.preempted_req_ids & set(scheduled)
+        in_this_step = output.preempted_req_ids - self.reset_preempted
+        assert not in_this_step & set(scheduled)
+        assert output.preempted_req_ids >= self.reset_preempted  # told with the first step after the reset
+        self.reset_preempted = set()
         admitted = [new.req_id for new in output.scheduled_new_reqs] + sorted(output.scheduled_cached_reqs.resumed_req_ids)
-        assert not (output.preempted_req_ids and admitted)  # R7.6
+        assert not (in_this_step and admitted)  # R7.6
         for new in output.scheduled_new_reqs:
             assert new.num_computed_tokens + scheduled[new.req_id] == self.arrived[new.req_id].num_computed_tokens
             assert new.num_computed_tokens < len(new.prompt_token_ids)  # R5.1
@@ -164,6 +168,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(running=st.booleans())
     def reset(self, running: bool) -> None:
+        if running:
+            self.reset_preempted |= {request.request_id for request in self.scheduler.running}
         ok = self.scheduler.reset_prefix_cache(running)
         assert ok is (running or not any(self.tables.values()))
         if ok:

@@ -190,7 +190,7 @@ def test_the_watermark_binds_only_waiting_requests_while_others_run() -> None:
     """R5.3 (a) [T17]: int(0.3 * 11) = 3 blocks stay free."""
     m = manager(11, watermark=0.3)
     a = request("A", 32)
-    assert m.allocate_slots(a, 32) is not None
+    assert m.allocate_slots(a, 32, has_scheduled_reqs=False) is not None
     assert m.block_pool.get_num_free_blocks() == 2
     b = request("B", 4, base=70)
     assert m.allocate_slots(b, 4, has_scheduled_reqs=True) is None
