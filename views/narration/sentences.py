@@ -128,7 +128,7 @@ def _token_sampled(words: Words, event: e.TokenSampled) -> str:
 
 
 def _request_finished(words: Words, event: e.RequestFinished) -> str:
-    return f"{event.request_id} is finished ({event.reason})."
+    return f"{event.request_id} is finished."
 
 
 def _blocks_freed(words: Words, event: e.BlocksFreed) -> str:

@@ -29,6 +29,7 @@ def gallery(page: StreamlitPage, problem: str | None = None) -> None:
     st.html(STYLE)
     st.title("Pagewalk", anchor=False)
     st.markdown("Walk through vLLM's KV cache one decision at a time. A small real language model runs while you watch; step back whenever you like.")
+    st.caption("New here? Begin with Figure 6. On the stage, → and ← step, the space bar plays, and a block under the mouse lights up wherever it is drawn.")
     if problem:
         st.error(sentence(problem), icon=":material/error:")
     known = scenes()

@@ -83,8 +83,9 @@ def _backend_chooser(backend: str | None) -> None:
 
 def _layers_chooser(model: str, layers: str | None) -> None:
     """One layer, or all of them, through the Triton kernel in its interpreter, beside the torch reference."""
-    texts = {"": "layer 0 (default)", "all": "all layers (slow)", "none": "no layer"} | {str(n): f"layer {n}" for n in range(state.num_layers(model))}
-    current = layers or ""
+    others = {str(n): f"layer {n}" for n in range(1, state.num_layers(model))}
+    texts = {"": "layer 0", **others, "all": "all layers (slow)", "none": "no layer"}
+    current = "" if layers in (None, "0") else layers
     if current not in texts:
         texts[current] = f"layers {current}"
     chosen = st.selectbox("Through Triton's interpreter", list(texts), index=list(texts).index(current), format_func=texts.__getitem__)
