@@ -47,10 +47,10 @@ _BYTE_OF = _bytes_of_characters()
 
 
 def visible(text: str) -> str:
-    """`text` without one leading space before something visible, white space as signs."""
+    """`text` without one leading space before something visible; white space as signs, what cannot be printed by its number, as ``<0B>``."""
     if len(text) > 1 and text[0] == " " and not text[1].isspace():
         text = text[1:]
-    return "".join(_VISIBLE.get(character, character) for character in text)
+    return "".join(_VISIBLE.get(c) or (c if c.isprintable() else f"<{ord(c):02X}>") for c in text)
 
 
 class FileTokenizer:

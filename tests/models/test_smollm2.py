@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
+
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from engine.models import load_model, load_tokenizer
 
 pytestmark = pytest.mark.weights
 
 
+@cache
+def own_copy() -> PreTrainedModel:
+    """The model by itself: the shared one reads a paged cache as soon as an engine of this process has used it."""
+    model = copy.deepcopy(load_model("smollm2-135m").model)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
 def continuation(text: str, length: int) -> str:
     torch.set_num_threads(1)
     loaded = load_model("smollm2-135m")
     prompt = loaded.tokenizer.encode(text)
-    output = loaded.model.generate(torch.tensor([prompt]), max_new_tokens=length, do_sample=False, pad_token_id=2)[0].tolist()
+    output = own_copy().generate(torch.tensor([prompt]), max_new_tokens=length, do_sample=False, pad_token_id=2)[0].tolist()
     return loaded.tokenizer.decode([token for token in output[len(prompt) :] if token not in loaded.tokenizer.stop_token_ids])
 
 

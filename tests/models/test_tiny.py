@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from engine.models import load_model, load_tokenizer
 from engine.models.tiny_tokenizer import TINY_DIR, read_passages
@@ -14,17 +16,25 @@ PASSAGES = {title: load_tokenizer("tiny").encode(text) for title, text in read_p
 
 
 @cache
+def own_copy() -> PreTrainedModel:
+    """The model by itself: the shared one reads a paged cache as soon as an engine of this process has used it."""
+    model = copy.deepcopy(load_model("tiny").model)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+@cache
 def continuation(prompt: tuple[int, ...], length: int) -> list[int]:
     """Greedy decoding with transformers' own loop, up to `length` tokens or the end token."""
     torch.set_num_threads(1)
-    output = load_model("tiny").model.generate(torch.tensor([prompt]), max_new_tokens=length, do_sample=False, pad_token_id=0)
+    output = own_copy().generate(torch.tensor([prompt]), max_new_tokens=length, do_sample=False, pad_token_id=0)
     return output[0].tolist()[len(prompt) :]
 
 
 def best_next(ids: list[int]) -> list[int]:
     """For every position the token that greedy decoding would choose there."""
     with torch.no_grad():
-        return load_model("tiny").model(torch.tensor([ids]), use_cache=False).logits[0].argmax(-1).tolist()
+        return own_copy()(torch.tensor([ids]), use_cache=False).logits[0].argmax(-1).tolist()
 
 
 def unique_prompt_length(title: str) -> int:

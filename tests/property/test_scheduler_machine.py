@@ -157,6 +157,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject, while_it_runs: bool) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.scheduler.requests)))
         output = self.scheduler.schedule() if while_it_runs else None
+        if output is not None:
+            assert output.preempted_req_ids >= self.reset_preempted
+            self.reset_preempted = set()
         if output is not None and self.config.policy == "fcfs":
             self.order += [new.req_id for new in output.scheduled_new_reqs]
         (ended,) = self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
