@@ -20,7 +20,7 @@ class PoolPanel {
     this.cells.forEach((cell) => cell.group.remove());
     this.cells = [];
     const small = count > 48; // no room for words: squares that show what is filled
-    const columns = small ? Math.max(Math.floor(width / 74), 4) : count <= 9 ? 3 : width > 500 ? 4 : 3;
+    const columns = small ? Math.max(Math.floor(width / 84), 4) : count <= 9 ? 3 : width > 500 ? 4 : 3;
     const perRow = small ? Math.min(size, 8) : Math.min(size, 4);
     const rows = Math.ceil(count / columns);
     const slotRows = Math.ceil(size / perRow);
@@ -99,25 +99,39 @@ class PoolPanel {
     cell.group.classList.toggle("free", free);
     cell.group.classList.toggle("cached", free && cached);
     const state = !free ? `ref ${block.ref_cnt}` : cached ? "cached, free" : "free";
-    cell.state.textContent = this.shape.small ? (free ? "" : `×${block.ref_cnt}`) : state;
-    setAttributes(cell.state, { class: block.ref_cnt > 1 ? "state strong" : "state" });
-    this.drawChips(recording, cell, owners, block.pins || []);
-    cell.hash.style.display = cached ? "" : "none";
-    const chipsWidth = owners.length || (block.pins || []).length ? 24 * Math.min(Math.max(owners.length, 1), 3) + 12 : 10;
-    setAttributes(cell.hash, { x: this.shape.cellWidth - chipsWidth });
+    this.drawHead(recording, cell, owners, block, this.shape.small ? (free ? "" : `×${block.ref_cnt}`) : state);
     slots.forEach((content, offset) => this.drawSlot(cell.slots[offset], content));
     hint(cell.group, this.describe(block, owners, slots));
   }
 
-  drawChips(recording, cell, owners, pins) {
-    cell.chips.replaceChildren();
-    const shown = owners.length > 3 ? owners.slice(0, 2) : owners;
-    const names = shown.map((o) => ({ letter: requestLetter(o), colour: requestColour(recording, o) }));
-    if (owners.length > 3) names.push({ letter: `+${owners.length - 2}`, colour: "var(--mute)" });
-    if (!owners.length && pins.length) names.push({ letter: "S", colour: "var(--mute)" });
+  // The head of a cell, from right to left: who holds the block, its hash mark, its state. What has no room is left to the hint: first the words, then letters.
+  drawHead(recording, cell, owners, block, state) {
     const radius = this.shape.small ? 7 : 10;
+    const pitch = radius * 2 + 3;
+    const right = this.shape.cellWidth - 6;
+    const left = 10 + measure(cell.id.textContent, `700 15px ${fontFamily}`) + 6;
+    const hashWidth = block.block_hashes.length ? 14 : 0;
+    const room = Math.max(Math.floor((right - left - hashWidth) / pitch), 1);
+    const names = owners.map((o) => ({ letter: requestLetter(o), colour: requestColour(recording, o) }));
+    if (!owners.length && (block.pins || []).length) names.push({ letter: "S", colour: "var(--mute)" });
+    const most = Math.min(room, 3);
+    if (names.length > most) {
+      const hidden = names.length - most + 1;
+      names.splice(most - 1, hidden, { letter: most === 1 ? String(hidden) : `+${hidden}`, colour: "var(--mute)" });
+    }
+    cell.hash.style.display = hashWidth ? "" : "none";
+    const end = right - names.length * pitch;
+    setAttributes(cell.hash, { x: end - 2 });
+    const fits = left + 2 + measure(state, `600 12.5px ${fontFamily}`) <= end - hashWidth - 2;
+    cell.state.textContent = fits ? state : "";
+    setAttributes(cell.state, { class: block.ref_cnt > 1 ? "state strong" : "state" });
+    this.drawChips(cell, names, radius, pitch);
+  }
+
+  drawChips(cell, names, radius, pitch) {
+    cell.chips.replaceChildren();
     names.reverse().forEach((name, i) => {
-      const x = this.shape.cellWidth - 17 - i * (radius * 2 + 3);
+      const x = this.shape.cellWidth - 6 - radius - i * pitch;
       svg(cell.chips, "circle", { cx: x, cy: 15.5, r: radius, style: `fill:${name.colour}` });
       svg(cell.chips, "text", { x, y: 20, class: "letter", "text-anchor": "middle" }, name.letter);
     });
