@@ -83,3 +83,10 @@ def test_supported_pythons_are_stated() -> None:
 def test_every_room_has_its_readme() -> None:
     missing = [room for room in (*ROOMS, ".") if not (ROOT / room / "README.md").is_file()]
     assert missing == []
+
+
+def test_a_first_start_asks_no_questions() -> None:
+    """One command, then a browser: no prompt for an address in the terminal, no usage statistics."""
+    config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
+    assert config["server"]["showEmailPrompt"] is False
+    assert config["browser"]["gatherUsageStats"] is False
