@@ -76,7 +76,9 @@ def test_the_same_prompt_again_hits_one_block_of_four() -> None:
 
 
 def test_a_session_is_deterministic_to_the_byte_and_a_branch_repeats_it() -> None:
-    make = lambda: session(FIGURE_6, request("A", 7, 3), request("B", 6, 2, base=50, arrival_step=2))  # noqa: E731
+    def make() -> Session:
+        return session(FIGURE_6, request("A", 7, 3), request("B", 6, 2, base=50, arrival_step=2))
+
     first, second = make(), make()
     assert codec.encode_json(first.run_to_end()) == codec.encode_json(second.run_to_end())
     branch = make().branch(12)
