@@ -1,79 +1,21 @@
 """What can happen: one frozen struct per event kind, each with its cause.
 
 The core and the worker make these through an `Emit` callable; `engine.trace.recorder` turns each into a `Frame`; `views.narration` turns each
-into a sentence. Causes are data (an enum plus facts), never prose, so that they can be tested, translated and asked about.
+into a sentence. The causes are in `engine.trace.causes`.
 
 Imports neither torch nor Streamlit. Token ids are ints, never texts: `TraceHeader.vocabulary` has the texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
 
-Fact: TypeAlias = int | float | str | bool | Sequence[int | str] | None
-
-
-class CauseKind(str, Enum):
-    """Why something happened. The comment names the facts that travel with it."""
-
-    # the run itself
-    SCENARIO = "scenario"  # the scenario says so; facts: what ("arrival" | "prepare" | "abort" | "reset")
-    NEXT_STEP = "next_step"  # the engine loop goes round; facts: num_running, num_waiting
-    # blocks taken
-    HEAD_OF_FREE_QUEUE = "head_of_free_queue"  # facts: num_tokens (slots that must exist), num_required (blocks), num_held (before), num_free (before)
-    # blocks adopted
-    PREFIX_CACHE_HIT = "prefix_cache_hit"  # facts: num_hit_tokens, num_from_queue
-    # lookups: where the walk stopped
-    CACHING_DISABLED = "caching_disabled"
-    NOT_CACHED = "not_cached"  # facts: logical_index (first block that is not in the map), num_tokens (prefix length asked for)
-    PREFIX_TOO_SHORT = "prefix_too_short"  # no full block at all below the limit; facts: num_tokens, block_size
-    BLOCK_NOT_FULL = "block_not_full"  # facts: logical_index, num_filled, block_size
-    LAST_TOKEN_RULE = "last_token_rule"  # the next block is full and may be cached, but one token must run; facts: logical_index, max_hit_tokens
-    # hashing
-    BLOCK_FULL = "block_full"  # facts: logical_index, num_tokens (prefix length the hash covers)
-    # eviction
-    REALLOCATED = "reallocated"  # a cached block reached the head and is taken; facts: for_request
-    # frees
-    REQUEST_FINISHED = "request_finished"  # facts: reason
-    PREEMPTED = "preempted"
-    PREPARED = "prepared"  # the scenario arranges the free queue before the first request (rule S24)
-    OUTSIDE_WINDOW = "outside_window"  # facts: num_skipped_tokens
-    # scheduling
-    DECODE = "decode"  # one token is not yet computed; facts: num_new_tokens
-    PREFILL = "prefill"  # all that is left of the prompt fits; facts: num_new_tokens
-    CHUNKED_BY_BUDGET = "chunked_by_budget"  # facts: num_wanted, num_new_tokens, token_budget
-    CHUNKED_BY_THRESHOLD = "chunked_by_threshold"  # facts: num_wanted, num_new_tokens, threshold
-    FCFS_HEAD = "fcfs_head"  # first in the waiting queue and it fits; facts: num_required, num_free
-    INSUFFICIENT_BLOCKS = "insufficient_blocks"  # facts: num_required (new blocks), num_evictable_hits, num_watermark, num_free, num_reserved
-    LAST_RUNNING = "last_running"  # victim: last of the running list; facts: for_request
-    LOWEST_PRIORITY = "lowest_priority"  # facts: for_request, priority
-    # the worker
-    ADDED_TO_BATCH = "added_to_batch"  # a row is written from the start
-    APPENDED = "appended"  # new block ids go behind the row's current length
-    LEFT_BATCH = "left_batch"  # the request finished or was preempted, its row is cleared
-    BLOCK_TABLE_LOOKUP = "block_table_lookup"  # slot = row[position // block_size] * block_size + position % block_size
-    SLOT_MAPPING = "slot_mapping"  # keys and values go where the slot mapping says
-    COMPARED_WITH_REFERENCE = "compared_with_reference"  # facts: layer
-    GREEDY = "greedy"  # the most probable token; facts: probability
-    SEEDED = "seeded"  # drawn with the request's seed; facts: probability, temperature, seed
-    FORCED = "forced"  # the scenario dictates it; facts: model_token_id (what the model would have said)
-    # ends
-    MAX_TOKENS = "max_tokens"  # facts: max_tokens
-    STOP_TOKEN = "stop_token"  # facts: token_id
-    MAX_MODEL_LEN = "max_model_len"  # facts: max_model_len
-    ERROR = "error"
-    RECORDER_FULL = "recorder_full"  # facts: max_frames
-
-
-class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why. `facts` holds plain numbers and ids, named in the comment beside each `CauseKind`."""
-
-    kind: CauseKind
-    facts: dict[str, Fact] = {}
+from engine.trace.causes import Cause as Cause
+from engine.trace.causes import CauseKind as CauseKind
+from engine.trace.causes import Fact as Fact
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -89,6 +31,8 @@ class TraceStarted(Event, frozen=True, kw_only=True, tag="trace_started"):
 
     num_blocks: int
     block_size: int
+    group_block_sizes: list[int] = []
+    """Tokens per block of each KV-cache group; empty when there is one group of `block_size`."""
 
 
 class RequestAdded(Event, frozen=True, kw_only=True, tag="request_added"):
@@ -104,12 +48,26 @@ class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):
     token_budget: int
 
 
+class GroupLookup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One group's part in a lookup: the blocks it would give (0 where a null block stands) and why it has no more."""
+
+    group_id: int
+    num_hit_tokens: int
+    block_ids: list[int]
+    cause: Cause
+
+
 class PrefixLookup(Event, frozen=True, kw_only=True, tag="prefix_lookup"):
-    """get_computed_blocks: pure, changes nothing (R5.1). The cause says where the walk stopped."""
+    """get_computed_blocks: pure, changes nothing (R5.1). The cause says where the walk stopped.
+
+    `hit_block_ids`: what would be adopted, in group order, without null blocks. `groups`: group by group, with several groups only. `junction`: the longest
+    hit of a single group when it is longer than the common one, else 0 (R4.5)."""
 
     num_hit_tokens: int
     hit_block_ids: list[int]
     max_hit_tokens: int
+    groups: list[GroupLookup] = []
+    junction: int = 0
 
 
 class AllocationRefused(Event, frozen=True, kw_only=True, tag="allocation_refused"):
@@ -120,14 +78,19 @@ class AllocationRefused(Event, frozen=True, kw_only=True, tag="allocation_refuse
 
 
 class BlocksTouched(Event, frozen=True, kw_only=True, tag="blocks_touched"):
-    """Cached blocks are adopted: ref_cnt + 1 each; those in `left_free_queue` had nobody and are unlinked from the queue (R1.6)."""
+    """Cached blocks are adopted: ref_cnt + 1 each; those in `left_free_queue` had nobody and are unlinked from the queue (R1.6).
+
+    The request's table begins with `num_null_blocks` null blocks, then `block_ids`, among which null blocks stand as 0. `num_cached_block`: the frontier."""
 
     block_ids: list[int]
     left_free_queue: list[int]
+    num_null_blocks: int = 0
+    num_cached_block: int | None = None
 
 
 class BlockEvicted(Event, frozen=True, kw_only=True, tag="block_evicted"):
-    """A cached block loses its hash because it is about to be handed out again (R1.5). It is still at the head of the free queue."""
+    """A cached block loses one of its hash keys: because it is about to be handed out again (R1.5; it is still at the head of the free queue), because an
+    entry gives way to the full block's (R1.11), or because the scenario says so (R1.13)."""
 
     block_id: int
     block_hash: str
@@ -140,13 +103,25 @@ class BlocksAllocated(Event, frozen=True, kw_only=True, tag="blocks_allocated"):
 
 
 class BlockCached(Event, frozen=True, kw_only=True, tag="block_cached"):
-    """A full block's hash enters the prefix cache (R1.11). `duplicates`: blocks already registered under the same key (never merged, R1.10)."""
+    """A block's hash enters the prefix cache (R1.11). `duplicates`: blocks already registered under the same key (never merged, R1.10).
+
+    `num_hash_tokens`: length of the prefix that the key covers; not a multiple of the block size for an entry that ends inside the block (R6.3), and then
+    `token_ids` are those of the last hash unit. `num_cached_block`: the request's frontier after the caching call."""
 
     block_id: int
     block_hash: str
     parent_hash: str | None
     token_ids: list[int]
     duplicates: list[int] = []
+    num_hash_tokens: int | None = None
+    num_cached_block: int | None = None
+
+
+class CachingSkipped(Event, frozen=True, kw_only=True, tag="caching_skipped"):
+    """Full blocks of the table stay out of the prefix cache: no hit could use them (R3.21). `num_cached_block`: the frontier after the caching call."""
+
+    logical_indices: list[int]
+    num_cached_block: int
 
 
 class RequestAdmitted(Event, frozen=True, kw_only=True, tag="request_admitted"):
@@ -238,10 +213,41 @@ class BlocksFreed(Event, frozen=True, kw_only=True, tag="blocks_freed"):
 
 
 class BlocksSkipped(Event, frozen=True, kw_only=True, tag="blocks_skipped"):
-    """Table entries that attention will never read again were replaced by the null block (R3.2)."""
+    """Table entries that will never be read again were replaced by the null block and freed in this order (R3.2, R1.7): `prepended`, `appended` and
+    `still_referenced` as in BlocksFreed."""
 
     logical_indices: list[int]
     block_ids: list[int]
+    prepended: list[int] = []
+    appended: list[int] = []
+    still_referenced: list[int] = []
+
+
+class StateBlocksArranged(Event, frozen=True, kw_only=True, tag="state_blocks_arranged"):
+    """A table of recurrent states grows before new blocks are taken (R3.43): null blocks are appended up to `num_blocks` entries, then the blocks at
+    `moved_from` go to the end, in this order, and leave null blocks behind."""
+
+    num_blocks: int
+    moved_from: list[int] = []
+
+
+class CopyQueued(Event, frozen=True, kw_only=True, tag="copy_queued"):
+    """Copy-on-write (R6.4, R6.5): `destination_block_id` is popped from the head of the queue, the worker will copy `source_block_id` into it, and both are
+    held until the end of the step.
+
+    Consumer (cause PARTIAL_HIT): the destination takes the source's place at `logical_index` of the request's table. Producer (cause OWN_BOUNDARY): the
+    request keeps the source, all keys of which move to the destination."""
+
+    source_block_id: int
+    destination_block_id: int
+    logical_index: int
+
+
+class StateWritten(Event, frozen=True, kw_only=True, tag="state_written"):
+    """The recurrent state after the first `num_tokens` tokens of the request now lies in `block_id`, over whatever state was there."""
+
+    block_id: int
+    num_tokens: int
 
 
 class BlocksCopied(Event, frozen=True, kw_only=True, tag="blocks_copied"):
@@ -279,6 +285,7 @@ AnyEvent: TypeAlias = (
     | BlockEvicted
     | BlocksAllocated
     | BlockCached
+    | CachingSkipped
     | RequestAdmitted
     | RequestScheduled
     | RequestPreempted
@@ -291,6 +298,9 @@ AnyEvent: TypeAlias = (
     | RequestFinished
     | BlocksFreed
     | BlocksSkipped
+    | StateBlocksArranged
+    | CopyQueued
+    | StateWritten
     | BlocksCopied
     | PrefixCacheReset
     | EngineFailed

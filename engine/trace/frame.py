@@ -30,6 +30,7 @@ class BlockState(msgspec.Struct, frozen=True):
     `block_hashes`: keys it is registered under, primary first, each ``<hex digest>:<group id>``; `num_hash_tokens`: prefix length of the primary key.
     `token_ids`: per slot the token whose key and value lie there, None where nothing valid does; `num_filled` counts the others.
     `pins`: who holds references that stand in no block table (a scenario that prepares the pool, a pending copy). ref_cnt = owners + pins.
+    `num_state_tokens`: a block of recurrent states has no slots but one state, that after so many tokens of its request (None: none, or not such a block).
     """
 
     block_id: int
@@ -41,6 +42,7 @@ class BlockState(msgspec.Struct, frozen=True):
     token_ids: tuple[int | None, ...]
     owners: tuple[BlockOwner, ...]
     pins: tuple[str, ...] = ()
+    num_state_tokens: int | None = None
 
 
 class RequestState(msgspec.Struct, frozen=True):
