@@ -67,7 +67,7 @@ def format_key(key: BlockHashWithGroupId) -> str:
     return f"{key[:-4].hex()}:{get_group_id(key)}"
 
 
-def generate_block_hash_extra_keys(request: HashableRequest, start_token: int) -> ExtraKeys | None:
+def generate_block_hash_extra_keys(request: HashableRequest, start_token: int, end_token: int, *, compat: str | None = None) -> ExtraKeys | None:
     """Extra keys of the block that begins at `start_token`, in vLLM's order: LoRA name (every block), cache salt (first block only, R2.4).
 
     None when there are none. vLLM: generate_block_hash_extra_keys; here: no multimodal items and no prompt embeddings.
@@ -113,7 +113,7 @@ class BlockHasher:
         has_extra_keys = bool(request.lora_name or request.cache_salt)
         new_hashes: list[BlockHash] = []
         for position in range(start, end - size + 1, size):
-            extra_keys = generate_block_hash_extra_keys(request, position) if has_extra_keys else None
+            extra_keys = generate_block_hash_extra_keys(request, position, position + size) if has_extra_keys else None
             parent = function((parent, tuple(token_ids[position : position + size]), extra_keys))
             new_hashes.append(parent)
         return new_hashes

@@ -49,6 +49,7 @@ class Request:
         "block_hasher",
         "block_hashes",
         "cache_salt",
+        "lora_int_id",
         "lora_name",
         "num_computed_tokens",
         "num_preemptions",
@@ -71,6 +72,7 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         lora_name: str | None = None,
+        lora_int_id: int = 1,
         block_hasher: Callable[[Request], list[BlockHash]] | None = None,
         skip_reading_prefix_cache: bool = False,
     ) -> None:
@@ -83,6 +85,7 @@ class Request:
         self.priority = priority
         self.cache_salt = cache_salt
         self.lora_name = lora_name
+        self.lora_int_id = lora_int_id
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
