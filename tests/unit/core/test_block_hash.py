@@ -57,15 +57,15 @@ def test_salt_enters_the_first_block_only_and_separates_the_chain(hasher: BlockH
     assert salted.block_hashes[0].hex() == GOLDEN_SALTED
     assert salted.block_hashes[1] == hasher.hash_block_tokens(salted.block_hashes[0], [4, 5, 6, 7])
     assert salted.block_hashes[1].hex() != GOLDEN_SECOND
-    assert generate_block_hash_extra_keys(salted, 0) == ("s",)
-    assert generate_block_hash_extra_keys(salted, 4) is None
+    assert generate_block_hash_extra_keys(salted, 0, 4) == ("s",)
+    assert generate_block_hash_extra_keys(salted, 4, 8) is None
 
 
 def test_the_lora_name_enters_every_block_before_the_salt(hasher: BlockHasher) -> None:
     """R2.4: the order of the extra keys."""
     request = Request("C", range(8), cache_salt="s", lora_name="L", block_hasher=hasher)
-    assert generate_block_hash_extra_keys(request, 0) == ("L", "s")
-    assert generate_block_hash_extra_keys(request, 4) == ("L",)
+    assert generate_block_hash_extra_keys(request, 0, 4) == ("L", "s")
+    assert generate_block_hash_extra_keys(request, 4, 8) == ("L",)
     first = hasher.hash_block_tokens(None, [0, 1, 2, 3], ("L", "s"))
     assert request.block_hashes == [first, hasher.hash_block_tokens(first, [4, 5, 6, 7], ("L",))]
 
