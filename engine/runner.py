@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.bookkeeping import BookkeepingRunner
+from engine.bookkeeping import BookkeepingRunner, ContextParallelism
 from engine.errors import EngineError, InvalidInput
 from engine.trace.events import Emit
 from kernels import BACKENDS, UnknownBackend, choose_backend
@@ -38,7 +38,7 @@ class RunnerChoice:
     """One model, one backend, not loaded yet.
 
     `model` and `backend` are plain data for the header; `make` completes them with what is only known once the weights are there.
-    Raises InvalidInput for an unknown model or backend.
+    Raises InvalidInput for an unknown model or backend, and for groups that a real model does not have.
     """
 
     def __init__(self, config: SessionConfig, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> None:
@@ -57,6 +57,10 @@ class RunnerChoice:
         if self._bookkeeping:
             self.backend.update(name="none", reason="bookkeeping only: no model runs")
             return
+        if not config.plain_full_attention:
+            raise InvalidInput(
+                f"the KV-cache groups of {model_name} come from its layers; leave kv_cache_groups and ranks out, or set the model to “{NO_MODEL}”"
+            )
         if backend is not None:
             try:
                 choose_backend(backend, "cuda" if backend == "triton" else "cpu")
@@ -92,7 +96,7 @@ class RunnerChoice:
         Raises EngineError when the model cannot hold what the settings allow, PagewalkError of `engine.models` when it cannot be loaded.
         """
         if self._bookkeeping:
-            return BookkeepingRunner(self._config.block_size, emit)
+            return self._bookkeeping_runner(emit)
         import torch
 
         from engine.models import load_model
@@ -108,14 +112,15 @@ class RunnerChoice:
         settings = choose_kernel_settings(self._requested, self._interpreted_layers, num_layers=loaded.shape["num_layers"], device=device)
         self.backend.update(name=settings.backend.name, reason=settings.backend.reason, interpreted_layers=list(settings.interpreted_layers))
         config = self._config
-        capacity = (config.num_blocks - 1) * config.block_size
+        block_size = config.group_specs()[0].kv_cache_spec.block_size
+        capacity = (config.num_blocks - 1) * block_size
         max_model_len = config.max_model_len or min(capacity, loaded.max_model_len)
         if config.max_model_len is not None and config.max_model_len > loaded.max_model_len:
             raise EngineError(f"max_model_len is {config.max_model_len}, but {loaded.name} has {loaded.max_model_len} positions; give a smaller one")
         return ModelRunner(
             model_on(loaded.model, device),
             num_blocks=config.num_blocks,
-            block_sizes=(config.block_size,),
+            block_sizes=(block_size,),
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -123,6 +128,11 @@ class RunnerChoice:
             emit=emit,
             device=device,
         )
+
+    def _bookkeeping_runner(self, emit: Emit) -> BookkeepingRunner:
+        config = self._config
+        parallelism = ContextParallelism(config.decode_context_parallel_size, config.dcp_rank, config.cp_kv_cache_interleave_size)
+        return BookkeepingRunner([group.kv_cache_spec for group in config.group_specs()], emit, parallelism)
 
 
 def choose_runner(config: SessionConfig, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> RunnerChoice:

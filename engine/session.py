@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from engine.capture import StateCapture, WorkerView
 from engine.core.block_hash import BlockHasher
-from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from engine.core.output import ModelRunnerOutput, SamplingParams, SchedulerOutput
+from engine.core.kv_cache_spec import KVCacheConfig
+from engine.core.output import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
+from engine.core.request_check import num_blocks_for
 from engine.core.scheduler import Scheduler, SchedulerConfig
 from engine.errors import EngineError, InvalidInput, PagewalkError
+from engine.group_config import GroupConfig as GroupConfig
+from engine.session_config import ActionSpec as ActionSpec
+from engine.session_config import RequestSpec as RequestSpec
+from engine.session_config import SessionConfig as SessionConfig
 from engine.trace.events import (
     BlocksAllocated,
     BlocksFreed,
@@ -42,64 +48,6 @@ DEFAULT_MAX_MODEL_LEN = 8192
 """Tokens a sequence may have when nothing says otherwise. The pool and the model's own positions are usually the tighter limits."""
 
 InterpretedLayers: TypeAlias = tuple[int, ...] | Literal["all"] | None
-
-
-@dataclass(frozen=True)
-class RequestSpec:
-    """A request and when it arrives: before engine step `arrival_step` (counted from 1) is scheduled."""
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    sampling_params: SamplingParams = field(default_factory=SamplingParams)
-    arrival_step: int = 1
-    cache_salt: str | None = None
-    priority: int = 0
-
-
-@dataclass(frozen=True)
-class ActionSpec:
-    """Something done to the engine before step `at_step`: abort a request, or reset the prefix cache (R1.14)."""
-
-    at_step: int
-    kind: Literal["abort", "reset_prefix_cache"]
-    request_id: str | None = None
-
-
-@dataclass(frozen=True)
-class SessionConfig:
-    """The engine's settings, with vLLM's names. Sizes in blocks and tokens.
-
-    `free_queue_order`: the pool is prepared so that these ids are popped first, in this order (rule S24). `max_model_len` None: `DEFAULT_MAX_MODEL_LEN`.
-    """
-
-    num_blocks: int
-    block_size: int
-    enable_prefix_caching: bool = True
-    hash_algo: str = "sha256_cbor"
-    hash_seed: str = "0"
-    max_num_seqs: int = 8
-    max_num_batched_tokens: int = 64
-    max_model_len: int | None = None
-    long_prefill_token_threshold: int = 0
-    watermark: float = 0.0
-    scheduler_reserve_full_isl: bool = True
-    policy: str = "fcfs"
-    free_queue_order: tuple[int, ...] = ()
-    seed: int = 0
-    max_frames: int = 20_000
-
-    def __post_init__(self) -> None:
-        """Raises InvalidInput for a size below 1, a pool without a usable block, or an impossible free queue order."""
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_frames"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} is {getattr(self, name)}, but it must be at least 1")
-        if self.num_blocks < 2:
-            raise InvalidInput(f"num_blocks is {self.num_blocks}, but block 0 is the null block, so a pool needs at least 2")
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise InvalidInput(f"max_model_len is {self.max_model_len}, but it must be at least 1")
-        order = self.free_queue_order
-        if len(set(order)) != len(order) or any(not 1 <= b < self.num_blocks for b in order):
-            raise InvalidInput(f"free_queue_order is {list(order)}, but it must name each block at most once, with ids from 1 to {self.num_blocks - 1}")
 
 
 class Runner(WorkerView, Protocol):
@@ -143,13 +91,14 @@ class Session:
 
         self._runner_choice = choose_runner(config, model_name, backend, interpreted_layers)
         header = TraceHeader(
-            scenario=dict(scenario or {}), config={**asdict(config), "free_queue_order": list(config.free_queue_order)},
+            scenario=dict(scenario or {}), config=dict(config.described()),
             model=self._runner_choice.model, backend=self._runner_choice.backend,
             versions=self._runner_choice.versions, seed=config.seed, vocabulary={},
         )  # fmt: skip
         self.trace = Trace(header, [])
         self._scheduler = self._make_scheduler()
-        self._capture = StateCapture(self._scheduler, config.block_size, self._requests, self._pins)
+        self._block_size = config.group_specs()[0].kv_cache_spec.block_size
+        self._capture = StateCapture(self._scheduler, self._block_size, self._requests, self._pins)
         self._recorder = Recorder(self.trace, self._capture, max_frames=config.max_frames)
         self._check(requests, model_name)
         self._ops = self._operations()
@@ -217,41 +166,54 @@ class Session:
     # ------------------------------------------------------------------ the engine loop
 
     def _operations(self) -> Iterator[None]:
-        """The run as a generator that pauses before each execution of the model."""
+        """The run as a generator that pauses before each execution of the model.
+
+        With async scheduling the next step is planned before the output of this one is known, so two batches are in flight (R7.7). vLLM: EngineCore.step
+        and step_with_batch_queue; here: the model runs when its step is planned, not beside it."""
         recorder, scheduler = self._recorder, self._scheduler
-        config = self.config
-        self._emit(TraceStarted(cause=Cause(CauseKind.SCENARIO), num_blocks=config.num_blocks, block_size=config.block_size))
-        if config.free_queue_order:
-            self._prepare()
+        self._begin()
         pending = sorted(self._inputs["requests"], key=lambda r: r.arrival_step)
         actions = sorted(self._inputs["actions"], key=lambda a: a.at_step)
+        in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        num_in_flight = 2 if self.config.async_scheduling else 1
         runner: Runner | None = None
         while True:
-            if not (scheduler.running or scheduler.waiting) and (pending or actions):
+            if not scheduler.has_unfinished_requests() and not in_flight and (pending or actions):
                 recorder.step = max(recorder.step, min(x for x in _steps(pending, actions)) - 1)  # nothing runs: go on to what comes next
             while pending and pending[0].arrival_step <= recorder.step + 1:
                 self._arrive(pending.pop(0))
             while actions and actions[0].at_step <= recorder.step + 1:
                 self._act(actions.pop(0))
-            if not (scheduler.running or scheduler.waiting):
-                if pending or actions:
+            if scheduler.has_unfinished_requests():
+                recorder.begin_step()
+                recorder.begin_op("schedule")
+                output = scheduler.schedule()
+                if not output.num_scheduled_tokens and not output.preempted_req_ids and not (pending or actions or in_flight):
+                    raise EngineError(self._stuck())
+                yield
+                if recorder.is_full:
+                    return
+                recorder.begin_op("execute_model")
+                if runner is None:
+                    runner = self._runner_choice.make(self._emit)
+                    self._capture.worker = runner
+                in_flight.append((output, runner.execute_model(output)))
+                if output.num_scheduled_tokens and len(in_flight) < num_in_flight:
                     continue
+            if in_flight:
+                recorder.begin_op("update_from_output")
+                scheduler.update_from_output(*in_flight.popleft())
+            elif not (pending or actions):
                 return
-            recorder.begin_step()
-            recorder.begin_op("schedule")
-            output = scheduler.schedule()
-            if not output.num_scheduled_tokens and not output.preempted_req_ids and not (pending or actions):
-                raise EngineError(self._stuck())
-            yield
-            if self._recorder.is_full:
-                return
-            recorder.begin_op("execute_model")
-            if runner is None:
-                runner = self._runner_choice.make(self._emit)
-                self._capture.worker = runner
-            result = runner.execute_model(output)
-            recorder.begin_op("update_from_output")
-            scheduler.update_from_output(output, result)
+
+    def _begin(self) -> None:
+        """The fresh pool, and its free queue in the order that the scenario wants."""
+        config = self.config
+        sizes = [group.kv_cache_spec.block_size for group in config.group_specs()]
+        several = sizes if len(sizes) > 1 else []
+        self._emit(TraceStarted(cause=Cause(CauseKind.SCENARIO), num_blocks=config.num_blocks, block_size=self._block_size, group_block_sizes=several))
+        if config.free_queue_order:
+            self._prepare()
 
     def _prepare(self) -> None:
         """Rule S24: blocks freed without a hash are prepended as a unit, so freeing them in the wanted order makes them be popped in that order."""
@@ -285,6 +247,9 @@ class Session:
         if action.kind == "reset_prefix_cache":
             self._recorder.begin_op("reset_prefix_cache")
             self._scheduler.reset_prefix_cache()
+        elif action.kind == "evict_blocks":
+            self._recorder.begin_op("evict_blocks")
+            self._scheduler.kv_cache_manager.block_pool.evict_blocks(action.block_ids)
         elif action.request_id is not None:
             self._recorder.begin_op(f"abort {action.request_id}")
             self._scheduler.finish_requests(action.request_id, RequestStatus.FINISHED_ABORTED)
@@ -292,7 +257,7 @@ class Session:
     def _stuck(self) -> str:
         scheduler = self._scheduler
         request = (list(scheduler.waiting) or list(scheduler.running))[0]
-        needed = -(-request.num_tokens // self.config.block_size)
+        needed = num_blocks_for(request.num_tokens, scheduler.kv_cache_config)
         return (
             f"no request can go on: {request.request_id} needs {needed} blocks for its {request.num_tokens} tokens and the pool has "
             f"{self.config.num_blocks - 1} besides the null block; give the scenario a larger num_blocks"
@@ -334,13 +299,14 @@ class Session:
             arrival_time=float(len(self._requests)),
             priority=spec.priority,
             cache_salt=spec.cache_salt,
+            lora_name=spec.lora_name,
             block_hasher=self._hasher if self.config.enable_prefix_caching else None,
         )
 
     def _make_scheduler(self) -> Scheduler:
         config = self.config
-        spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_size=1)
-        self._hasher = BlockHasher(hash_block_size=config.block_size, algorithm=config.hash_algo, seed=config.hash_seed)
+        scheduler_block_size, hash_block_size = config.block_sizes()
+        self._hasher = BlockHasher(hash_block_size=hash_block_size, algorithm=config.hash_algo, seed=config.hash_seed)
         scheduler_config = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -349,13 +315,21 @@ class Session:
             scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
             watermark=config.watermark,
             policy=config.policy,
+            **({"async_scheduling": True} if config.async_scheduling else {}),
         )
+        more: dict[str, Any] = {} if len(config.kv_cache_groups) < 2 else {"scheduler_block_size": scheduler_block_size}
+        more |= {name: value for name in ("retention_interval", "compat") if (value := getattr(config, name)) is not None}
+        if config.decode_context_parallel_size > 1:
+            more["dcp_world_size"] = config.decode_context_parallel_size
         return Scheduler(
             scheduler_config,
-            KVCacheConfig(num_blocks=config.num_blocks, kv_cache_groups=[KVCacheGroupSpec(layer_names=["layers"], kv_cache_spec=spec)]),
+            KVCacheConfig(num_blocks=config.num_blocks, kv_cache_groups=config.group_specs()),
             enable_caching=config.enable_prefix_caching,
             block_hasher=self._hasher,
+            hash_block_size=hash_block_size,
+            use_eagle=config.use_eagle,
             emit=self._emit,
+            **more,
         )
 
     def _check(self, requests: tuple[RequestSpec, ...], model_name: str) -> None:
