@@ -6,45 +6,49 @@ lookup per block answers whether a prefix is cached. There is no process-wide st
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, overload
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from typing import Protocol, TypeAlias, overload
 
 import cbor2
 
+from engine.core.block_cbor import ARRAY, BYTE_STRING, ENCODED_NONE, encode_blocks, encode_head
+from engine.core.compat import check_compat
+from engine.core.extra_keys import ExtraKeys, HasExtraKeys, MultiModalFeature, generate_block_hash_extra_keys, need_extra_keys
+from engine.core.hash_functions import CBOR_DIGESTS, HASH_FUNCTIONS, Digest, get_hash_fn_by_name, sha256, sha256_cbor
 from engine.errors import InvalidInput
+
+__all__ = [
+    "HASH_FUNCTIONS",
+    "BlockHash",
+    "BlockHashListWithBlockSize",
+    "BlockHashWithGroupId",
+    "BlockHasher",
+    "ExtraKeys",
+    "HashableRequest",
+    "MultiModalFeature",
+    "format_key",
+    "generate_block_hash_extra_keys",
+    "get_block_hash",
+    "get_group_id",
+    "hashes_at_block_size",
+    "make_block_hash_with_group_id",
+    "sha256",
+    "sha256_cbor",
+]
 
 BlockHash: TypeAlias = bytes
 """Hash of a block and everything before it."""
 BlockHashWithGroupId: TypeAlias = bytes
 """A `BlockHash` followed by the KV-cache group id, 4 bytes, big endian (R1.10): the key of the prefix cache."""
-ExtraKeys: TypeAlias = tuple[Any, ...]
-"""What besides tokens tells two blocks apart (R2.4): LoRA name, cache salt."""
 
 
-def sha256(value: object) -> BlockHash:
-    """SHA-256 of the pickled value, highest protocol: 32 bytes, Python only. vLLM: sha256."""
-    return hashlib.sha256(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)).digest()
-
-
-def sha256_cbor(value: object) -> BlockHash:
-    """SHA-256 of the canonical CBOR form: 32 bytes, the same in every language. vLLM: sha256_cbor."""
-    return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
-
-
-HASH_FUNCTIONS: dict[str, Callable[[object], BlockHash]] = {"sha256": sha256, "sha256_cbor": sha256_cbor}
-"""By the names of vLLM's `prefix_caching_hash_algo`."""
-
-
-class HashableRequest(Protocol):
+class HashableRequest(HasExtraKeys, Protocol):
     """What the hasher reads of a request."""
 
     all_token_ids: list[int]
     block_hashes: list[BlockHash]
-    lora_name: str | None
-    cache_salt: str | None
 
 
 def make_block_hash_with_group_id(block_hash: BlockHash, group_id: int) -> BlockHashWithGroupId:
@@ -67,34 +71,24 @@ def format_key(key: BlockHashWithGroupId) -> str:
     return f"{key[:-4].hex()}:{get_group_id(key)}"
 
 
-def generate_block_hash_extra_keys(request: HashableRequest, start_token: int, end_token: int, *, compat: str | None = None) -> ExtraKeys | None:
-    """Extra keys of the block that begins at `start_token`, in vLLM's order: LoRA name (every block), cache salt (first block only, R2.4).
-
-    None when there are none. vLLM: generate_block_hash_extra_keys; here: no multimodal items and no prompt embeddings.
-    """
-    lora = (request.lora_name,) if request.lora_name else ()
-    salt = (request.cache_salt,) if request.cache_salt and start_token == 0 else ()
-    return lora + salt or None
-
-
 class BlockHasher:
     """Hash function, start value and block size in one object, called by a request to hash what has become full.
 
-    `hash_block_size` in tokens, `algorithm` a name of `HASH_FUNCTIONS`. `none_hash` stands in for the
-    parent of a first block: H(`seed`), or 32 random bytes when `seed` is None.
-    Raises InvalidInput for an unknown algorithm or a size below 1. vLLM: get_request_block_hasher and init_none_hash; here: no module-wide
-    NONE_HASH, and the default seed "0" makes every run name its blocks alike.
+    `hash_block_size` in tokens, `algorithm` a name of `HASH_FUNCTIONS`. `none_hash` stands in for the parent of a first block: H(`seed`), or 32 random
+    bytes when `seed` is None. With `compat` "0.27.0" extra keys are as ambiguous as in that release (A16, A17).
+    Raises InvalidInput for an algorithm that is unknown or whose package is missing, and for a size below 1. vLLM: get_request_block_hasher and
+    init_none_hash; here: no module-wide NONE_HASH, and the default seed "0" makes every run name its blocks alike.
     """
 
-    def __init__(self, hash_block_size: int, algorithm: str = "sha256", seed: str | None = "0") -> None:
+    def __init__(self, hash_block_size: int, algorithm: str = "sha256", seed: str | None = "0", *, compat: str | None = None) -> None:
         if hash_block_size < 1:
             raise InvalidInput(f"hash_block_size is {hash_block_size}, but a block holds at least 1 token")
-        if algorithm not in HASH_FUNCTIONS:
-            raise InvalidInput(f"unknown hash algorithm {algorithm!r}: choose one of {', '.join(sorted(HASH_FUNCTIONS))}")
         self.hash_block_size = hash_block_size
         self.algorithm = algorithm
-        self.hash_function = HASH_FUNCTIONS[algorithm]
+        self.hash_function = get_hash_fn_by_name(algorithm)
+        self.compat = check_compat(compat)
         self.none_hash: BlockHash = secrets.token_bytes(32) if seed is None else self.hash_function(seed)
+        self._cbor_digest = CBOR_DIGESTS.get(algorithm)
 
     def hash_block_tokens(self, parent_block_hash: BlockHash | None, token_ids: Sequence[int], extra_keys: ExtraKeys | None = None) -> BlockHash:
         """H((parent, tokens, extra)) (R2.1); `parent_block_hash` None means the first block. vLLM: hash_block_tokens."""
@@ -103,19 +97,41 @@ class BlockHasher:
     def __call__(self, request: HashableRequest) -> list[BlockHash]:
         """Hashes of the full blocks that `request.block_hashes` does not have yet (R2.5). Changes nothing."""
         size = self.hash_block_size
-        start = len(request.block_hashes) * size
+        block_hashes = request.block_hashes
+        start = len(block_hashes) * size
         token_ids = request.all_token_ids
-        end = len(token_ids)
-        if start + size > end:
+        num_blocks = (len(token_ids) - start) // size
+        if num_blocks < 1:
             return []
-        parent = request.block_hashes[-1] if request.block_hashes else self.none_hash
+        parent = block_hashes[-1] if start else self.none_hash
+        extra_keys: Sequence[ExtraKeys | None] | None = None
+        if need_extra_keys(request):
+            extra_keys = [
+                generate_block_hash_extra_keys(request, position, position + size, compat=self.compat, is_continued=start > 0)
+                for position in range(start, start + num_blocks * size, size)
+            ]
+        if num_blocks > 1 and self._cbor_digest is not None:
+            encoded = encode_blocks(token_ids[start:] if start else token_ids, size)
+            if encoded is not None:
+                return self._hash_encoded(self._cbor_digest, parent, encoded, extra_keys)
         function = self.hash_function
-        has_extra_keys = bool(request.lora_name or request.cache_salt)
         new_hashes: list[BlockHash] = []
-        for position in range(start, end - size + 1, size):
-            extra_keys = generate_block_hash_extra_keys(request, position, position + size) if has_extra_keys else None
-            parent = function((parent, tuple(token_ids[position : position + size]), extra_keys))
+        for position, keys in zip(range(start, start + num_blocks * size, size), extra_keys or repeat(None), strict=False):
+            parent = function((parent, tuple(token_ids[position : position + size]), keys))
             new_hashes.append(parent)
+        return new_hashes
+
+    def _hash_encoded(self, digest: Digest, parent: BlockHash, blocks: list[bytes], extra_keys: Sequence[ExtraKeys | None] | None) -> list[BlockHash]:
+        """The chain from `parent` over blocks whose tokens are encoded; byte for byte what hash_block_tokens hashes."""
+        before_tokens = encode_head(ARRAY, self.hash_block_size)
+        new_hashes: list[BlockHash] = []
+        append = new_hashes.append
+        array_of_three = encode_head(ARRAY, 3)
+        parent_heads = chain([array_of_three + encode_head(BYTE_STRING, len(parent))], repeat(array_of_three + encode_head(BYTE_STRING, len(digest(b"")))))
+        tails = repeat(ENCODED_NONE) if extra_keys is None else (cbor2.dumps(keys, canonical=True) for keys in extra_keys)
+        for parent_head, block, tail in zip(parent_heads, blocks, tails, strict=False):
+            parent = digest(parent_head + parent + before_tokens + block + tail)
+            append(parent)
         return new_hashes
 
 

@@ -7,6 +7,7 @@ the release is plainly wrong; that is how its decisions are compared with record
 - a request that can never finish: refused at the door here; there it waits, or preempts itself, for ever
 - a block that is registered for tokens which no step computes after all, because its request leaves the plan: taken out of the cache here, kept there
 - LoRA adapters: known by name and id here; there by name alone, in the same namespace as the cache salt
+- multimodal items in the block that a request's first outputs complete: all of them tell it apart here; there only the last item of the request
 - an entry that ended inside a block and gave way to the full block's: gone for good here; there the next caching call registers it again
 - BlockRemoved: here once the last block of a hash is gone; there for every physical block
 - the event of an entry that ends inside a block: names the tokens from the block's start here, so that its parent was announced; there only the last

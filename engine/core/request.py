@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from engine.core.block_hash import BlockHash
+from engine.core.extra_keys import MultiModalFeature, check_mm_features, check_prompt_embeds
 from engine.core.output import SamplingParams
 from engine.errors import InvalidInput
 
@@ -39,8 +40,10 @@ class Request:
     """Prompt and output tokens of one request, the hashes of its full blocks and its progress.
 
     Hashes the full blocks of the prompt at once and further ones as outputs complete them (R2.5); without `block_hasher` there are none.
-    `arrival_time` orders requests, any unit. A smaller `priority` is served first. Raises InvalidInput for an empty prompt or a token that is not a
-    non-negative int. vLLM: Request.
+    `arrival_time` orders requests, any unit. A smaller `priority` is served first. `mm_features` say which prompt tokens are placeholders of which item;
+    `prompt_embeds` has one row of raw little-endian floats per prompt token. Raises InvalidInput for an empty prompt, a token that is not a
+    non-negative int, and items or rows that do not fit the prompt.
+    vLLM: Request; here: rows of bytes instead of a tensor, beside token ids that are given (vLLM takes zeros for them).
     """
 
     __slots__ = (
@@ -49,14 +52,20 @@ class Request:
         "block_hasher",
         "block_hashes",
         "cache_salt",
+        "is_prefill_chunk",
         "lora_int_id",
         "lora_name",
+        "mm_features",
         "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
+        "prompt_embeds",
         "request_id",
         "sampling_params",
+        "shared_prefix_boundary",
         "skip_reading_prefix_cache",
         "status",
         "stop_reason",
@@ -73,6 +82,8 @@ class Request:
         cache_salt: str | None = None,
         lora_name: str | None = None,
         lora_int_id: int = 1,
+        mm_features: Sequence[MultiModalFeature] = (),
+        prompt_embeds: Sequence[bytes] | None = None,
         block_hasher: Callable[[Request], list[BlockHash]] | None = None,
         skip_reading_prefix_cache: bool = False,
     ) -> None:
@@ -81,15 +92,29 @@ class Request:
         self.sampling_params = sampling_params or SamplingParams()
         self.all_token_ids: list[int] = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
+        if mm_features:
+            check_mm_features(request_id, mm_features, self.num_prompt_tokens)
+        if prompt_embeds is not None:
+            check_prompt_embeds(request_id, prompt_embeds, self.num_prompt_tokens)
         self.arrival_time = arrival_time
         self.priority = priority
         self.cache_salt = cache_salt
         self.lora_name = lora_name
         self.lora_int_id = lora_int_id
+        self.mm_features = tuple(mm_features)
+        self.prompt_embeds = prompt_embeds
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
         self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
+        """Tokens scheduled, but their step is not over."""
+        self.num_output_placeholders = 0
+        """Asynchronous scheduling: tokens that running steps will sample (R7.7)."""
+        self.is_prefill_chunk = False
+        """Whether the last schedule left part of the prompt for later."""
+        self.shared_prefix_boundary = 0
+        """The junction that the last lookup found (R4.5)."""
         self.num_preemptions = 0
         self.block_hashes: list[BlockHash] = []
         self.block_hasher = block_hasher

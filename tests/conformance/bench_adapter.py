@@ -6,7 +6,7 @@ Positional arguments only; nothing is kept between calls, nothing is computed in
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from engine.core.block_hash import BlockHasher, make_block_hash_with_group_id
@@ -30,20 +30,8 @@ def register(pool: BlockPool, block: KVCacheBlock, key: bytes) -> None:
     pool.insert_block_hash(make_block_hash_with_group_id(key, 0), block, pool.hash_block_size)
 
 
-class _Prompt:
-    """What the hasher reads of a request."""
-
-    __slots__ = ("all_token_ids", "block_hashes", "cache_salt", "lora_name")
-
-    def __init__(self, token_ids: Sequence[int]) -> None:
-        self.all_token_ids = list(token_ids)
-        self.block_hashes: list[bytes] = []
-        self.lora_name: str | None = None
-        self.cache_salt: str | None = None
-
-
 def hash_prompt(token_ids: list[int], block_size: int) -> list[bytes]:
-    return BlockHasher(block_size, "sha256_cbor")(_Prompt(token_ids))
+    return Request("prompt", token_ids, UNLIMITED, block_hasher=BlockHasher(block_size, "sha256_cbor")).block_hashes
 
 
 class Manager:

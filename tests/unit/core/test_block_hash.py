@@ -61,13 +61,14 @@ def test_salt_enters_the_first_block_only_and_separates_the_chain(hasher: BlockH
     assert generate_block_hash_extra_keys(salted, 4, 8) is None
 
 
-def test_the_lora_name_enters_every_block_before_the_salt(hasher: BlockHasher) -> None:
+def test_the_adapter_enters_every_block_before_the_salt(hasher: BlockHasher) -> None:
     """R2.4: the order of the extra keys."""
-    request = Request("C", range(8), cache_salt="s", lora_name="L", block_hasher=hasher)
-    assert generate_block_hash_extra_keys(request, 0, 4) == ("L", "s")
-    assert generate_block_hash_extra_keys(request, 4, 8) == ("L",)
-    first = hasher.hash_block_tokens(None, [0, 1, 2, 3], ("L", "s"))
-    assert request.block_hashes == [first, hasher.hash_block_tokens(first, [4, 5, 6, 7], ("L",))]
+    request = Request("C", range(8), cache_salt="s", lora_name="L", lora_int_id=3, block_hasher=hasher)
+    adapter = ("lora", "L", 3)
+    assert generate_block_hash_extra_keys(request, 0, 4) == (adapter, "s")
+    assert generate_block_hash_extra_keys(request, 4, 8) == (adapter,)
+    first = hasher.hash_block_tokens(None, [0, 1, 2, 3], (adapter, "s"))
+    assert request.block_hashes == [first, hasher.hash_block_tokens(first, [4, 5, 6, 7], (adapter,))]
 
 
 def test_sha256_is_the_digest_of_the_pickle() -> None:
