@@ -10,7 +10,7 @@ import msgspec
 
 from engine.trace.events import kind_of
 from engine.trace.frame import Frame, TraceHeader
-from views.narration.causes import WHY
+from views.narration.causes import why
 from views.narration.sentences import SENTENCES
 from views.narration.words import Words
 
@@ -45,9 +45,9 @@ def narrate(header: TraceHeader, frame: Frame, previous: Frame | None = None) ->
     note = notes.get(str(frame.seq)) if isinstance(notes, dict) else None
     return Narration(
         text=sentence.say(words, frame.event),
-        why=WHY[frame.event.cause.kind](words, frame.event, frame.event.cause.facts),
+        why=why(words, frame.event),
         symbol=sentence.symbol_of(frame.event),
-        rule=sentence.rule,
+        rule=sentence.rule_of(frame.event),
         kind=kind,
         note=note,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.trace.frame import BlockState, Frame, RequestState, TraceHeader
+from views.narration.groups import Group, groups_of
 
 MAX_LISTED = 6
 """Longer lists are cut with “… and 12 more”: a sentence must stay readable on one line."""
@@ -17,7 +18,21 @@ class Words:
         self.header = header
         self.frame = frame
         self.previous = previous
-        self.block_size = int(header.config.get("block_size") or (len(frame.blocks[0].token_ids) if frame.blocks else 1) or 1)
+        self.groups = groups_of(header)
+        self.num_ranks = int(header.config.get("decode_context_parallel_size") or 1)
+
+    def group(self, group_id: object) -> Group:
+        """A KV-cache group of the run; the first one for an event that belongs to none."""
+        return self.groups[group_id] if isinstance(group_id, int) and 0 <= group_id < len(self.groups) else self.groups[0]
+
+    def block_size(self, group_id: object) -> int:
+        """Tokens that one entry of the group's block table stands for, on all ranks together (R4.8)."""
+        group = self.group(group_id)
+        return group.block_size * (1 if group.is_state else self.num_ranks)
+
+    def for_group(self, group_id: object) -> str:
+        """“ for window 8”, or nothing where there is only one group or the event belongs to none."""
+        return f" for {self.group(group_id).label}" if len(self.groups) > 1 and isinstance(group_id, int) else ""
 
     def token(self, token_id: object) -> str:
         """The token's text in quotation marks; its number where the header has no text for it."""
@@ -87,6 +102,16 @@ def slots(numbers: Sequence[int]) -> str:
             runs.append([number, number])
     texts = [str(a) if a == b else f"{a} to {b}" for a, b in runs]
     return f"{'slot' if len(numbers) == 1 else 'slots'} {listed(texts)}"
+
+
+def real(block_ids: Iterable[int]) -> list[int]:
+    """Block ids without the null block, which stands for “skipped”."""
+    return [block_id for block_id in block_ids if block_id]
+
+
+def places(indices: Sequence[int]) -> str:
+    """“logical block 3”, “logical blocks 0 and 1”."""
+    return f"logical {blocks(list(indices))}" if indices else "no logical block"
 
 
 def power_of_ten(value: float) -> str:

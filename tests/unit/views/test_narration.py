@@ -23,6 +23,7 @@ SAMPLE_VALUES: dict[str, Any] = {
     "row": 0, "start": 0, "positions": [0, 1], "slots": [28, 29], "num_layers": 4, "backend": "torch", "layers": [0], "agrees_within": 1e-6,
     "query_lens": [3], "seq_lens": [7], "request_ids": ["A"], "token_id": 107, "position": 7, "reason": "length", "prepended": [1], "appended": [7],
     "still_referenced": [], "logical_indices": [0], "source_block_ids": [1], "destination_block_ids": [3], "ok": True, "message": "no room", "num_frames": 20,
+    "num_cached_block": 1, "source_block_id": 1, "destination_block_id": 3, "logical_index": 0, "num_tokens": 8,
 }  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def test_forced_tokens_say_so_and_what_the_model_would_have_said() -> None:
 def test_a_refusal_adds_up_what_is_needed() -> None:
     facts = {"num_required": 1, "num_evictable_hits": 2, "num_watermark": 0, "num_free": 2, "num_reserved": 0}
     why = say(figure_6(), sample_event("allocation_refused", Cause(CauseKind.INSUFFICIENT_BLOCKS, facts))).why
-    assert why == "It needs 1 new block + 2 cached blocks that the free queue would lose, and 2 are free. No table was changed."
+    assert why == "It needs 1 new block + 2 cached blocks that the free queue would lose = 3, and 2 are free. No table was changed."
 
 
 def test_rows_of_the_worker_are_cleared_added_and_appended_under_their_own_names() -> None:
