@@ -1,31 +1,46 @@
-"""Reads the engine's logical state into a `Snapshot`.
+"""Reads the engine's logical state into a `Snapshot`, event by event.
 
-The only place that knows how the core keeps its books and how a frame shows them. Reads, never changes anything. Parts that did not change since the
-last snapshot are the same objects again.
+The only place that knows how the core keeps its books and how a frame shows them. Reads, never changes anything. An event tells where to look
+(`engine.capture_touched`), the engine tells what is there; parts that did not change are the same objects as in the last snapshot. So a snapshot costs
+what the event touched, not what the pool holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from engine.core.block_hash import format_key
+from engine.capture_mirrors import FreeQueueMirror, HashMapMirror, parse_key
+from engine.capture_requests import RequestsMirror
+from engine.capture_touched import EVERYTHING, FREE_QUEUE, KEYS, LISTS, ROWS, TABLES, touched_blocks
 from engine.core.block_pool import BlockPool
+from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.errors import EngineError
 from engine.trace.events import (
     BlockEvicted,
+    BlocksAllocated,
     CauseKind,
     Event,
+    KVWritten,
     RequestAdmitted,
     RequestPreempted,
     StepScheduled,
     StepStarted,
     TokenSampled,
+    kind_of,
 )
-from engine.trace.frame import BlockOwner, BlockState, Counters, RequestState, WorkerRow
+from engine.trace.frame import BlockState, Counters, WorkerRow
 from engine.trace.recorder import Snapshot
+from engine.trace.shared_sequence import SharedSequence
 from engine.trace.slot_ledger import SlotLedger
+
+COPY_PIN = "copy"
+"""Holder of the references that keep both ends of a queued copy (R6.6)."""
+STATE_KIND = "mamba"
+"""Spec kind of groups that keep one recurrent state per block instead of keys and values per slot."""
+
+Pins = dict[int, tuple[str, ...]]
 
 
 class WorkerView(Protocol):
@@ -41,41 +56,171 @@ class StateCapture:
     """Callable for the recorder: follows each event in the slot ledger and the counters, then reads the state.
 
     `requests` maps request id to Request in order of arrival and outlives the scheduler's own table, so that finished requests stay in the picture;
-    `pins` maps block id to the holders of references that stand in no block table. Both belong to the session.
+    `pins` maps block id to the holders of references that stand in no block table. Both belong to the session. With `verify` every snapshot is compared
+    with one that was read afresh, and EngineError tells where they differ: for tests, because it costs a scan of the pool per event.
     """
 
-    def __init__(self, scheduler: Scheduler, block_size: int, requests: dict[str, Request], pins: dict[int, tuple[str, ...]]) -> None:
+    def __init__(self, scheduler: Scheduler, block_size: int, requests: dict[str, Request], pins: Pins, *, verify: bool = False) -> None:
         self.worker: WorkerView | None = None
+        self.verify = verify
         self._scheduler = scheduler
+        self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._pool: BlockPool = scheduler.kv_cache_manager.block_pool
-        self._ledger = SlotLedger(len(self._pool.blocks), block_size)
+        groups = scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
+        sizes = [0 if g.kv_cache_spec.kind == STATE_KIND else m.block_size for g, m in zip(groups, self._managers, strict=True)]
+        self._ledger = SlotLedger(len(self._pool.blocks), block_size, sizes)
         self._requests = requests
         self._pins = pins
         self._forced: dict[str, tuple[int, ...]] = {}
         self._scheduled: dict[str, int] = {}
         self._counters = Counters()
-        self._last_blocks: list[BlockState] = []
-        self._last_requests: dict[str, RequestState] = {}
+        self._seen_worker: WorkerView | None = None
+        self._blocks: SharedSequence[BlockState] = SharedSequence()
+        self._rows: tuple[WorkerRow, ...] = ()
+        self._running: tuple[str, ...] = ()
+        self._waiting: tuple[str, ...] = ()
+        self._all_pins: Pins = {}
+        self._request_states = RequestsMirror(requests, self._managers, self._forced)
+        self._read_everything()
 
     def __call__(self, event: Event) -> Snapshot:
         """The state after `event`. Mutates only its own ledger, counters and memory of the last snapshot."""
         self._ledger.apply(event)
         self._count(event)
-        scheduler = self._scheduler
-        self._last_blocks = self._block_states()
+        if isinstance(event, EVERYTHING):
+            self._read_everything()
+        else:
+            self._read_what_changed(event)
+        made = self._snapshot()
+        if self.verify:
+            self._compare(made, event)
+        return made
+
+    def _snapshot(self) -> Snapshot:
         return Snapshot(
-            blocks=tuple(self._last_blocks),
-            free_queue=tuple(b.block_id for b in self._pool.free_block_queue.get_all_free_blocks()),
-            hash_map=self._hash_map(),
-            requests=tuple(self._request_state(r) for r in self._requests.values()),
-            running=tuple(r.request_id for r in scheduler.running),
-            waiting=tuple(r.request_id for r in scheduler.waiting),
-            rows=self.worker.rows() if self.worker else (),
+            blocks=self._blocks,
+            free_queue=self._free_queue.sequence,
+            hash_map=self._hash_map.sequence,
+            requests=self._request_states.sequence,
+            running=self._running,
+            waiting=self._waiting,
+            rows=self._rows,
             slot_mapping=self.worker.slot_mapping if self.worker else (),
             scheduled=self._scheduled,
             counters=self._counters,
         )
 
+    # ------------------------------------------------------------------ what changed
+    def _read_what_changed(self, event: Event) -> None:
+        blocks = self._pool.blocks
+        touched = set(touched_blocks(event, self._ledger.block_size_of(event) if isinstance(event, KVWritten) else 1))
+        null_id = self._pool.null_block.block_id
+        touched.discard(null_id)
+        if isinstance(event, TABLES):
+            touched |= self._read_tables(event)
+        if isinstance(event, FREE_QUEUE):
+            self._free_queue.update(self._pool.free_block_queue, [blocks[i] for i in touched])
+        if isinstance(event, KEYS):
+            known = {parse_key(text) for i in touched for text in self._blocks[i].block_hashes}
+            self._hash_map.update(self._pool.cached_block_hash_to_block, known.union(*(self._keys(blocks[i]) for i in touched)))
+        touched |= self._read_pins()
+        changes: dict[int, BlockState] = {}
+        for block_id in touched:
+            state = self._block_state(blocks[block_id])
+            if state != self._blocks[block_id]:
+                changes[block_id] = state
+        if changes:
+            self._blocks = self._blocks.with_changes(changes)
+        self._request_states.update(event, self._owners)
+        if isinstance(event, LISTS):
+            self._read_lists()
+        if isinstance(event, ROWS) or self.worker is not self._seen_worker:
+            self._read_rows()
+
+    def _read_tables(self, event: Event) -> set[int]:
+        request_id, group_id = event.request_id, event.group_id
+        if request_id is None:
+            return set()
+        num_appended = len(event.block_ids) if isinstance(event, BlocksAllocated) else None
+        touched: set[int] = set()
+        for index, manager in enumerate(self._managers):
+            if group_id is None or index == group_id:
+                touched |= self._owners.update(request_id, index, manager.req_to_blocks.get(request_id, ()), num_appended)
+        return touched
+
+    def _read_pins(self) -> set[int]:
+        """References that no table explains: the session's own, and both ends of every copy that is queued. Returns the blocks where they changed."""
+        now = dict(self._pins)
+        for manager in self._managers:
+            for pair in getattr(manager, "pending_copies", ()):
+                for block in pair:
+                    now[block.block_id] = (*now.get(block.block_id, ()), COPY_PIN)
+        before, self._all_pins = self._all_pins, now
+        return {i for i in now.keys() | before.keys() if now.get(i) != before.get(i)} if now != before else set()
+
+    def _read_lists(self) -> None:
+        scheduler = self._scheduler
+        running = tuple([r.request_id for r in scheduler.running])
+        waiting = tuple([r.request_id for r in scheduler.waiting])
+        self._running = self._running if running == self._running else running
+        self._waiting = self._waiting if waiting == self._waiting else waiting
+
+    def _read_rows(self) -> None:
+        self._seen_worker = self.worker
+        known = {row.row: row for row in self._rows}
+        rows = self.worker.rows() if self.worker else ()
+        self._rows = tuple([known[row.row] if known.get(row.row) == row else row for row in rows])
+
+    # ------------------------------------------------------------------ everything
+    def _read_everything(self) -> None:
+        """Read the whole state, whatever was known before; states that are as they were stay the same objects."""
+        pool = self._pool
+        self._request_states = RequestsMirror(self._requests, self._managers, self._forced, self._request_states.sequence)
+        self._owners = self._request_states.read_tables(pool.null_block.block_id)
+        self._request_states.read_all(self._owners)
+        self._free_queue = FreeQueueMirror(pool.free_block_queue)
+        self._hash_map = HashMapMirror(pool.cached_block_hash_to_block)
+        self._read_pins()
+        states = [self._block_state(block) for block in pool.blocks]
+        if len(self._blocks) == len(states):
+            self._blocks = self._blocks.with_changes({i: new for i, (old, new) in enumerate(zip(self._blocks, states, strict=True)) if old != new})
+        else:
+            self._blocks = SharedSequence(states)
+        self._read_lists()
+        self._read_rows()
+
+    def _compare(self, made: Snapshot, event: Event) -> None:
+        other = StateCapture(self._scheduler, self._ledger.block_size, self._requests, self._pins)
+        other.worker, other._ledger, other._forced = self.worker, self._ledger, self._forced
+        other._scheduled, other._counters = self._scheduled, self._counters
+        other._read_everything()
+        for name, ours, afresh in zip(Snapshot._fields, made, other._snapshot(), strict=True):
+            if ours != afresh:
+                raise EngineError(f"after {kind_of(event)} the recorder shows {name} as {ours}, but the engine has {afresh}")
+
+    # ------------------------------------------------------------------ one block
+    def _block_state(self, block: KVCacheBlock) -> BlockState:
+        block_id = block.block_id
+        content = self._ledger.content[block_id]
+        return BlockState(
+            block_id=block_id,
+            ref_cnt=0 if block.is_null else block.ref_cnt,  # the null block's count means nothing (R1.2)
+            is_null=block.is_null,
+            block_hashes=self._pool.keys_of(block),
+            num_hash_tokens=block.block_hash_num_tokens if block.block_hash is not None else None,
+            num_filled=len(content) - content.count(None),
+            token_ids=content,
+            owners=self._owners.owners(block_id),
+            pins=self._all_pins.get(block_id, ()),
+            num_state_tokens=self._ledger.num_state_tokens.get(block_id),
+        )
+
+    def _keys(self, block: KVCacheBlock) -> set[bytes]:
+        if block.block_hash is None:
+            return set()
+        return {block.block_hash, *self._pool.cached_block_hashes_by_block.get(block.block_id, ())}
+
+    # ------------------------------------------------------------------ totals
     def _count(self, event: Event) -> None:
         c = self._counters
         if isinstance(event, StepStarted):
@@ -94,66 +239,6 @@ class StateCapture:
             self._counters = _replace(c, num_evictions=c.num_evictions + 1)
         elif isinstance(event, TokenSampled) and event.cause.kind is CauseKind.FORCED and event.request_id is not None:
             self._forced[event.request_id] = (*self._forced.get(event.request_id, ()), event.position)
-
-    def _block_states(self) -> list[BlockState]:
-        owners: dict[int, list[BlockOwner]] = {}
-        null_id = self._pool.null_block.block_id
-        for group_id, manager in enumerate(self._scheduler.kv_cache_manager.coordinator.single_type_managers):
-            for request_id, blocks in manager.req_to_blocks.items():
-                for index, block in enumerate(blocks):
-                    if block.block_id != null_id:
-                        owners.setdefault(block.block_id, []).append(BlockOwner(request_id, group_id, index))
-        keys: dict[int, list[str]] = {}
-        for key, block_ids in self._hash_map():
-            for block_id in block_ids:
-                keys.setdefault(block_id, []).append(key)
-        states: list[BlockState] = []
-        for block in self._pool.blocks:
-            block_id = block.block_id
-            primary = block.block_hash
-            hashes: tuple[str, ...] = ()
-            if primary is not None:
-                first = format_key(primary)
-                hashes = (first, *(k for k in keys.get(block_id, ()) if k != first))
-            content = self._ledger.content[block_id]
-            state = BlockState(
-                block_id=block_id,
-                ref_cnt=0 if block.is_null else block.ref_cnt,  # the null block's count means nothing (R1.2)
-                is_null=block.is_null,
-                block_hashes=hashes,
-                num_hash_tokens=block.block_hash_num_tokens if primary is not None else None,
-                num_filled=sum(t is not None for t in content),
-                token_ids=content,
-                owners=tuple(owners.get(block_id, ())),
-                pins=self._pins.get(block_id, ()),
-            )
-            if self._last_blocks and self._last_blocks[block_id] == state:
-                state = self._last_blocks[block_id]
-            states.append(state)
-        return states
-
-    def _hash_map(self) -> Sequence[tuple[str, tuple[int, ...]]]:
-        return tuple((format_key(key), tuple(ids)) for key, ids in self._pool.cached_block_hash_to_block.items())
-
-    def _request_state(self, request: Request) -> RequestState:
-        request_id = request.request_id
-        managers = self._scheduler.kv_cache_manager.coordinator.single_type_managers
-        state = RequestState(
-            request_id=request_id,
-            status=request.status.name,
-            num_prompt_tokens=request.num_prompt_tokens,
-            token_ids=tuple(request.all_token_ids),
-            num_computed_tokens=request.num_computed_tokens,
-            block_ids=tuple(tuple(b.block_id for b in m.req_to_blocks.get(request_id, ())) for m in managers),
-            block_hashes=tuple(h.hex() for h in request.block_hashes),
-            num_cached_block=tuple(m.num_cached_block.get(request_id) for m in managers),
-            num_preemptions=request.num_preemptions,
-            forced=self._forced.get(request_id, ()),
-        )
-        if self._last_requests.get(request_id) == state:
-            return self._last_requests[request_id]
-        self._last_requests[request_id] = state
-        return state
 
 
 def _replace(counters: Counters, **changes: int) -> Counters:

@@ -67,6 +67,10 @@ class BlockHashToBlockMap:
         """All keys with their block ids, in order of insertion."""
         return ((key, self.block_ids(key)) for key in self._cache)
 
+    def newest_keys(self) -> Iterator[BlockHashWithGroupId]:
+        """All keys, last inserted first. vLLM: none; here: a recorder reads only what is new."""
+        return reversed(self._cache)
+
     def __len__(self) -> int:
         return len(self._cache)
 

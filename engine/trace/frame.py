@@ -1,7 +1,8 @@
 """A frame: the event that just happened and the whole logical state after it.
 
 Self-contained and immutable: no tensor, no clock, no engine object. Frames share the parts that did not change (an unchanged `BlockState` is the
-same object in neighbouring frames), which the codec and the stage's payload use to stay small.
+same object in neighbouring frames), which the codec and the stage's payload use to stay small. The long sequences of a recorded frame are
+`SharedSequence`s, which tell in which places two of them differ; a frame made by hand may have tuples there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class BlockState(msgspec.Struct, frozen=True):
     """One physical block.
 
     `block_hashes`: keys it is registered under, primary first, each ``<hex digest>:<group id>``; `num_hash_tokens`: prefix length of the primary key.
-    `token_ids`: per slot the token whose key and value lie there, None where nothing valid does; `num_filled` counts the others.
+    `token_ids`: per slot the token whose key and value lie there, None where nothing valid does; `num_filled` counts the others. There are as many slots
+    as the block size of the KV-cache group that took the block last. `owners`: by group, then by arrival of the request, then by logical index.
     `pins`: who holds references that stand in no block table (a scenario that prepares the pool, a pending copy). ref_cnt = owners + pins.
     `num_state_tokens`: a block of recurrent states has no slots but one state, that after so many tokens of its request (None: none, or not such a block).
     """
@@ -86,7 +88,8 @@ class Frame(msgspec.Struct, frozen=True):
     """One moment of a run.
 
     `seq` counts frames from 0, `step` engine steps (0 before the first), `op_index` the operations (several frames may share one); `op` names the
-    operation (``prepare``, ``add_request A``, ``schedule``, ``execute_model``, ``update_from_output``). `free_queue`: block ids, head first.
+    operation (``prepare``, ``add_request A``, ``schedule``, ``execute_model``, ``update_from_output``). `free_queue`: block ids, head first. `requests`: all
+    that ever arrived, in order of arrival.
     `hash_map`: the prefix cache in order of insertion, key -> block ids. `slot_mapping`: of the batch that the worker prepared last, int per scheduled token.
     """
 
@@ -98,7 +101,7 @@ class Frame(msgspec.Struct, frozen=True):
     blocks: Sequence[BlockState]
     free_queue: Sequence[int]
     hash_map: Sequence[tuple[str, tuple[int, ...]]]
-    requests: tuple[RequestState, ...]
+    requests: Sequence[RequestState]
     running: tuple[str, ...]
     waiting: tuple[str, ...]
     rows: tuple[WorkerRow, ...]

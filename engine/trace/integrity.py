@@ -7,12 +7,13 @@ It is deliberately independent of the engine: it recounts from the block tables 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from engine.errors import EngineError
-from engine.trace.events import KVWritten
-from engine.trace.frame import Frame
+from engine.trace.events import KVWritten, StateWritten
+from engine.trace.frame import BlockState, Frame, RequestState
 
 _PENDING_OPS = ("schedule", "execute_model")
 """Operations during which a hashed block may still wait for its keys and values: hashes are registered before the forward pass (R7.7, S9)."""
@@ -34,111 +35,172 @@ class IntegrityError(EngineError):
         super().__init__(f"frame {seq} breaks “{violations[0].invariant}”: {violations[0].message}")
 
 
+class Recount:
+    """What a frame says about its blocks elsewhere than in the blocks themselves.
+
+    `queued`: how often the free queue names a block; `entries`: how many block table entries do, null blocks apart; `keys`: under which keys the prefix
+    cache has it. Blocks that nothing names are missing.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self.queued: Counter[int] = Counter(frame.free_queue)
+        self.null_ids = {block.block_id for block in frame.blocks if block.is_null}
+        self.entries: Counter[int] = Counter()
+        for request in frame.requests:
+            for table in request.block_ids:
+                self.entries.update(table)
+        for block_id in self.null_ids:
+            del self.entries[block_id]
+        self.keys: dict[int, set[str]] = {}
+        for key, block_ids in frame.hash_map:
+            for block_id in block_ids:
+                self.keys.setdefault(block_id, set()).add(key)
+
+
 def check_integrity(frame: Frame, previous: Frame | None = None) -> list[Violation]:
     """All violations in `frame`, an empty list when it is sound. `previous` is needed for the rules about writing (None: they are not checked).
 
-    The invariants, in the order of checking: every block is free, used or null; a block is queued iff ref_cnt is 0 and it is not the null block
-    (R1.2, R1.6, R1.7); ref_cnt = block table entries + pins (S17); hash map and block hashes agree in both directions (R1.10, R1.12); only full
-    blocks are hashed (R1.11, R3.6); nothing shared is overwritten and every write goes into a block of its own request (R8.4). Mutates nothing.
+    The invariants: every block is free, used or null; a block is queued iff ref_cnt is 0 and it is not the null block (R1.2, R1.6, R1.7); ref_cnt =
+    block table entries + pins (S17); hash map and block hashes agree in both directions (R1.10, R1.12); only what is written is hashed, except that
+    this step may still write it (R1.11, R3.6, R6.3, S9); nothing shared is overwritten and every write goes into a block of its own request (R8.4).
+    O(blocks + table entries). Mutates nothing.
     """
+    recount = Recount(frame)
+    requests = {request.request_id: request for request in frame.requests}
     found: list[Violation] = []
-    _check_partition(frame, found)
-    _check_ref_counts(frame, found)
-    _check_hash_map(frame, found)
-    _check_full_blocks(frame, found)
+    num_used = num_null = 0
+    for block in frame.blocks:
+        found.extend(check_block(block, recount, requests, frame.op))
+        num_null += block.is_null
+        num_used += not block.is_null and block.ref_cnt != 0
+    found.extend(check_pool(frame, num_used, num_null))
+    found.extend(check_names(recount, len(frame.blocks), [*recount.queued], [*recount.keys]))
     if previous is not None:
-        _check_writes(frame, previous, found)
+        found.extend(check_writes(frame, previous))
     return found
 
 
-def _check_partition(frame: Frame, found: list[Violation]) -> None:
-    queued = Counter(frame.free_queue)
-    num_used = 0
-    for block in frame.blocks:
-        times = queued.pop(block.block_id, 0)
-        if times > 1:
-            found.append(Violation("each block once in the free queue", f"block {block.block_id} stands in the free queue {times} times", block.block_id))
-        if block.is_null:
-            if times:
-                found.append(Violation("null block never free", f"the null block {block.block_id} stands in the free queue", block.block_id))
-        elif bool(times) != (block.ref_cnt == 0):
-            state = "in" if times else "not in"
-            text = f"block {block.block_id} is {state} the free queue with ref_cnt {block.ref_cnt}"
-            found.append(Violation("queued iff ref_cnt is 0", text, block.block_id))
-        elif not times:
-            num_used += 1
-    for block_id in queued:
-        found.append(Violation("free + used + null = all", f"the free queue names block {block_id}, which the pool does not have", block_id))
-    num_null = sum(b.is_null for b in frame.blocks)
+def check_pool(frame: Frame, num_used: int, num_null: int) -> Iterator[Violation]:
+    """The sum over the whole pool, O(1)."""
     if len(frame.free_queue) + num_used + num_null != len(frame.blocks):
         text = f"{len(frame.free_queue)} free + {num_used} used + {num_null} null is not {len(frame.blocks)}"
-        found.append(Violation("free + used + null = all", text))
+        yield Violation("free + used + null = all", text)
 
 
-def _check_ref_counts(frame: Frame, found: list[Violation]) -> None:
-    entries: Counter[int] = Counter()
-    null_ids = {b.block_id for b in frame.blocks if b.is_null}
-    for request in frame.requests:
-        for table in request.block_ids:
-            entries.update(block_id for block_id in table if block_id not in null_ids)
-    for block in frame.blocks:
-        if block.is_null:
-            continue
-        if entries[block.block_id] != len(block.owners):
-            text = f"{entries[block.block_id]} block table entries name block {block.block_id}, but it lists {len(block.owners)} owners"
-            found.append(Violation("owners = block table entries", text, block.block_id))
-        if block.ref_cnt != entries[block.block_id] + len(block.pins):
-            text = f"block {block.block_id} has ref_cnt {block.ref_cnt}, but {entries[block.block_id]} block table entries and {len(block.pins)} pins"
-            found.append(Violation("ref_cnt = table entries + pins", text, block.block_id))
+def check_names(recount: Recount, num_blocks: int, queued: Sequence[int], keyed: Sequence[int]) -> Iterator[Violation]:
+    """Whether these ids, which the free queue and the prefix cache name, are blocks of the pool."""
+    for block_id in queued:
+        if not 0 <= block_id < num_blocks and recount.queued[block_id]:
+            yield Violation("free + used + null = all", f"the free queue names block {block_id}, which the pool does not have", block_id)
+    for block_id in keyed:
+        if not 0 <= block_id < num_blocks and recount.keys.get(block_id):
+            yield Violation("hash map and block hashes agree", f"the prefix cache names block {block_id}, which the pool does not have", block_id)
 
 
-def _check_hash_map(frame: Frame, found: list[Violation]) -> None:
-    keys_of: dict[int, set[str]] = {}
-    for key, block_ids in frame.hash_map:
-        for block_id in block_ids:
-            keys_of.setdefault(block_id, set()).add(key)
-    for block in frame.blocks:
-        mapped = keys_of.pop(block.block_id, set())
-        if mapped != set(block.block_hashes):
-            text = f"block {block.block_id} bears {len(block.block_hashes)} hash keys, but the prefix cache maps {len(mapped)} to it, not the same ones"
-            found.append(Violation("hash map and block hashes agree", text, block.block_id))
-        if block.is_null and block.block_hashes:
-            found.append(Violation("null block never hashed", "the null block bears a hash", block.block_id))
-    for block_id in keys_of:
-        found.append(Violation("hash map and block hashes agree", f"the prefix cache names block {block_id}, which the pool does not have", block_id))
-
-
-def _check_full_blocks(frame: Frame, found: list[Violation]) -> None:
-    requests = {r.request_id: r for r in frame.requests}
-    pending_allowed = frame.op.startswith(_PENDING_OPS)
-    for block in frame.blocks:
-        if not block.block_hashes or block.num_hash_tokens is None:
-            continue
-        block_size = len(block.token_ids)
-        if block.num_hash_tokens % block_size:
-            continue  # a sub-block entry (R6.3) covers less than the block on purpose
-        if block.num_filled < block_size and not (pending_allowed and block.owners):
-            text = f"block {block.block_id} is hashed with {block.num_filled} of {block_size} slots written"
-            found.append(Violation("only full blocks are hashed", text, block.block_id))
-        for owner in block.owners:
-            if (owner.logical_index + 1) * block_size > len(requests[owner.request_id].token_ids):
-                text = f"block {block.block_id} is hashed, but {owner.request_id} has no tokens for all its slots"
-                found.append(Violation("only full blocks are hashed", text, block.block_id))
-
-
-def _check_writes(frame: Frame, previous: Frame, found: list[Violation]) -> None:
-    event = frame.event
-    if not isinstance(event, KVWritten):
+def check_block(block: BlockState, recount: Recount, requests: dict[str, RequestState], op: str) -> Iterator[Violation]:
+    """Everything that is said about one block, O(its owners and keys)."""
+    block_id = block.block_id
+    times = recount.queued.get(block_id, 0)
+    if times > 1:
+        yield Violation("each block once in the free queue", f"block {block_id} stands in the free queue {times} times", block_id)
+    keys = recount.keys.get(block_id, ())
+    if len(keys) != len(block.block_hashes) or any(key not in keys for key in block.block_hashes):
+        text = f"block {block_id} bears {len(block.block_hashes)} hash keys, but the prefix cache maps {len(keys)} to it, not the same ones"
+        yield Violation("hash map and block hashes agree", text, block_id)
+    if block.is_null:
+        if times:
+            yield Violation("null block never free", f"the null block {block_id} stands in the free queue", block_id)
+        if block.block_hashes:
+            yield Violation("null block never hashed", "the null block bears a hash", block_id)
         return
+    if bool(times) != (block.ref_cnt == 0):
+        text = f"block {block_id} is {'in' if times else 'not in'} the free queue with ref_cnt {block.ref_cnt}"
+        yield Violation("queued iff ref_cnt is 0", text, block_id)
+    entries = recount.entries.get(block_id, 0)
+    if entries != len(block.owners):
+        text = f"{entries} block table entries name block {block_id}, but it lists {len(block.owners)} owners"
+        yield Violation("owners = block table entries", text, block_id)
+    if block.ref_cnt != entries + len(block.pins):
+        text = f"block {block_id} has ref_cnt {block.ref_cnt}, but {entries} block table entries and {len(block.pins)} pins"
+        yield Violation("ref_cnt = table entries + pins", text, block_id)
+    if block.block_hashes and block.num_hash_tokens is not None:
+        yield from _check_hashed(block, block.num_hash_tokens, requests, op)
+
+
+def is_pending(block: BlockState) -> bool:
+    """Whether a hashed block does not yet hold what its primary key promises."""
+    if not block.block_hashes or block.num_hash_tokens is None:
+        return False
+    block_size = len(block.token_ids)
+    if not block_size:
+        return block.num_state_tokens != block.num_hash_tokens
+    return None in block.token_ids[: block.num_hash_tokens % block_size or block_size]
+
+
+def _check_hashed(block: BlockState, num_hash_tokens: int, requests: dict[str, RequestState], op: str) -> Iterator[Violation]:
+    block_size = len(block.token_ids)
+    if not block_size:  # a recurrent state; the queued copy of one has neither owner nor pin until the worker makes it (R6.5, R6.6)
+        if is_pending(block) and not op.startswith(_PENDING_OPS):
+            text = f"block {block.block_id} is hashed as the state after {num_hash_tokens} tokens, but has {_state_text(block)}"
+            yield Violation("a hashed state is the one its key names", text, block.block_id)
+        return
+    num_covered = num_hash_tokens % block_size or block_size  # an entry may end inside the block (R6.3)
+    if is_pending(block) and not (block.owners and op.startswith(_PENDING_OPS)):
+        num_written = sum(t is not None for t in block.token_ids[:num_covered])
+        text = f"block {block.block_id} is hashed with {num_written} of {num_covered} slots written"
+        yield Violation("only full blocks are hashed", text, block.block_id)
+    if len(block.block_hashes) > 1:
+        return  # an owner may have come by one of the shorter keys
+    for owner in block.owners:
+        request = requests.get(owner.request_id)
+        if request is not None and owner.logical_index * block_size + num_covered > len(request.token_ids):
+            text = f"block {block.block_id} is hashed, but {owner.request_id} has no tokens for all its slots"
+            yield Violation("only full blocks are hashed", text, block.block_id)
+
+
+def _state_text(block: BlockState) -> str:
+    return "none" if block.num_state_tokens is None else f"that after {block.num_state_tokens}"
+
+
+def check_writes(frame: Frame, previous: Frame) -> Iterator[Violation]:
+    """Whether what the frame's event wrote belongs to its request, and to nobody else."""
+    event = frame.event
+    if isinstance(event, KVWritten):
+        yield from _check_slots(event, frame, previous)
+    elif isinstance(event, StateWritten):
+        before = previous.blocks[event.block_id]
+        if not _owned(before, event.request_id, event.group_id):
+            text = f"{event.request_id} writes its state to block {before.block_id}, which is not in its block table"
+            yield Violation("a request writes only its own blocks", text, before.block_id)
+        elif before.ref_cnt > 1 and before.num_state_tokens is not None:
+            text = f"{event.request_id} overwrites the state in block {before.block_id}, which {before.ref_cnt} references share"
+            yield Violation("nothing shared is overwritten", text, before.block_id)
+
+
+def _check_slots(event: KVWritten, frame: Frame, previous: Frame) -> Iterator[Violation]:
+    block_size = _block_size(event, frame)
     for slot in event.slots:
-        block_size = len(frame.blocks[0].token_ids)
         if not 0 <= slot < len(frame.blocks) * block_size:
-            found.append(Violation("writes stay inside the pool", f"{event.request_id} writes slot {slot}, which the pool does not have"))
+            yield Violation("writes stay inside the pool", f"{event.request_id} writes slot {slot}, which the pool does not have")
             continue
         before = previous.blocks[slot // block_size]
-        if before.is_null or all(owner.request_id != event.request_id for owner in before.owners):
+        if not _owned(before, event.request_id, event.group_id):
             text = f"{event.request_id} writes slot {slot} of block {before.block_id}, which is not in its block table"
-            found.append(Violation("a request writes only its own blocks", text, before.block_id))
-        elif before.ref_cnt > 1 and before.token_ids[slot % block_size] is not None:
+            yield Violation("a request writes only its own blocks", text, before.block_id)
+        elif before.ref_cnt > 1 and slot % block_size < len(before.token_ids) and before.token_ids[slot % block_size] is not None:
             text = f"{event.request_id} overwrites slot {slot} of block {before.block_id}, which {before.ref_cnt} references share"
-            found.append(Violation("nothing shared is overwritten", text, before.block_id))
+            yield Violation("nothing shared is overwritten", text, before.block_id)
+
+
+def _block_size(event: KVWritten, frame: Frame) -> int:
+    """Tokens per block of the group that was written: that of the blocks which the request has there."""
+    request = frame.request(event.request_id) if event.request_id is not None else None
+    if request is not None:
+        for block_id in request.block_ids[event.group_id or 0]:
+            if 0 <= block_id < len(frame.blocks) and not frame.blocks[block_id].is_null:
+                return len(frame.blocks[block_id].token_ids) or 1
+    return len(frame.blocks[0].token_ids) or 1
+
+
+def _owned(block: BlockState, request_id: str | None, group_id: int | None) -> bool:
+    return not block.is_null and any(owner.request_id == request_id and owner.group_id == (group_id or 0) for owner in block.owners)

@@ -11,7 +11,8 @@ from typing import NamedTuple, cast
 
 from engine.trace.events import AnyEvent, Cause, CauseKind, EngineFailed, Event, RecordingStopped
 from engine.trace.frame import BlockState, Counters, Frame, RequestState, Trace, WorkerRow
-from engine.trace.integrity import IntegrityError, check_integrity
+from engine.trace.integrity import IntegrityError
+from engine.trace.running_check import RunningCheck
 
 
 class Snapshot(NamedTuple):
@@ -20,7 +21,7 @@ class Snapshot(NamedTuple):
     blocks: Sequence[BlockState]
     free_queue: Sequence[int]
     hash_map: Sequence[tuple[str, tuple[int, ...]]]
-    requests: tuple[RequestState, ...]
+    requests: Sequence[RequestState]
     running: tuple[str, ...]
     waiting: tuple[str, ...]
     rows: tuple[WorkerRow, ...]
@@ -40,6 +41,7 @@ class Recorder:
         self.step = 0
         self.is_full = False
         self._capture = capture
+        self._check = RunningCheck()
         self._max_frames = max_frames
         self._op = "start"
         self._op_index = 0
@@ -64,7 +66,7 @@ class Recorder:
             return
         previous = self.trace.frames[-1] if self.trace.frames else None
         frame = self._append(event)
-        violations = check_integrity(frame, previous)
+        violations = self._check.check(frame, previous)
         if violations:
             raise IntegrityError(frame.seq, violations)
 
