@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from engine.trace import events
 from engine.trace.events import CauseKind
+from scenarios.group_checks import check_groups
 from scenarios.messages import did_you_mean
 from scenarios.problems import Path, Problem
 from scenarios.schema import POINT_KINDS, SELECTOR_KINDS, Expectation, Scenario, Selector
@@ -14,9 +15,9 @@ from scenarios.schema import POINT_KINDS, SELECTOR_KINDS, Expectation, Scenario,
 _EVENTS: dict[str, type[events.Event]] = {str(t.__struct_config__.tag): t for t in typing.get_args(events.AnyEvent)}
 _STATUSES = ("WAITING", "RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_ERROR")
 _EVENT_FACTS = ("block_ids", "slots", "num_hit_tokens")
-_BY_REQUEST = ("block_table", "status", "num_computed_tokens", "tokens", "output_text")
+_BY_REQUEST = ("block_table", "status", "num_computed_tokens", "num_cached_block", "tokens", "output_text")
 _LISTS_OF_REQUESTS = ("running", "waiting")
-_BY_BLOCK = ("num_filled", "block_tokens", "ref_cnt")
+_BY_BLOCK = ("num_filled", "block_tokens", "ref_cnt", "hash_names", "num_state_tokens")
 _LISTS_OF_BLOCKS = ("free_queue", "free_queue_starts_with", "hashed")
 
 
@@ -27,6 +28,7 @@ def check(scenario: Scenario) -> list[Problem]:
 
 def _found(scenario: Scenario) -> Iterator[tuple[Path, str]]:
     yield from _config(scenario)
+    yield from check_groups(scenario)
     yield from _requests(scenario)
     yield from _actions(scenario)
     for part in ("notes", "questions", "expect"):
@@ -79,6 +81,11 @@ def _actions(scenario: Scenario) -> Iterator[tuple[Path, str]]:
             yield (*path, "request"), f"{action.do} concerns no single request; leave “request” out"
         elif action.request is not None:
             yield from _request_id(scenario, (*path, "request"), action.request)
+        if action.do == "evict_blocks" and not action.block_ids:
+            yield path, "it is not said which blocks lose their hashes; add “block_ids”, as in block_ids: [3]"
+        elif action.do != "evict_blocks" and action.block_ids:
+            yield (*path, "block_ids"), f"{action.do} concerns no single blocks; leave “block_ids” out"
+        yield from _block_ids(scenario, (*path, "block_ids"), action.block_ids)
 
 
 def _selector(scenario: Scenario, path: Path, at: Selector) -> Iterator[tuple[Path, str]]:
@@ -90,6 +97,9 @@ def _selector(scenario: Scenario, path: Path, at: Selector) -> Iterator[tuple[Pa
         yield path, f"“{at.kind}” is a single frame; leave request, nth and step out"
     if at.request is not None:
         yield from _request_id(scenario, (*path, "request"), at.request)
+    num_groups = len(scenario.config.kv_cache_groups) or 1
+    if at.group is not None and at.group >= num_groups:
+        yield (*path, "group"), f"there is no group {at.group}; {'the only group is 0' if num_groups == 1 else f'the groups are 0 to {num_groups - 1}'}"
 
 
 def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> Iterator[tuple[Path, str]]:
@@ -115,10 +125,26 @@ def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> It
                     yield (*here, kind), f"there is no event of the kind “{kind}”; {did_you_mean(kind, _EVENTS)}"
         elif name == "cause" and value not in [c.value for c in CauseKind]:
             yield here, f"there is no cause of the kind “{value}”; {did_you_mean(value, [c.value for c in CauseKind])}"
+    yield from _block_tables(scenario, path, expectation)
     for request_id, status in (expectation.status or {}).items():
         if status not in _STATUSES:
             yield (*path, "status", request_id), f"there is no status “{status}”; {did_you_mean(status, _STATUSES)}"
     yield from _event_facts(path, expectation)
+
+
+def _block_tables(scenario: Scenario, path: Path, expectation: Expectation) -> Iterator[tuple[Path, str]]:
+    num_groups = len(scenario.config.kv_cache_groups) or 1
+    for request_id, table in (expectation.block_table or {}).items():
+        here: Path = (*path, "block_table", request_id)
+        nested = bool(table) and isinstance(table[0], list)
+        if expectation.at.group is not None and nested:
+            yield here, f"“at” names group {expectation.at.group}, so this is one list, as in [1, 2]; write that group's table alone, or leave the group out"
+        elif expectation.at.group is None and nested != (num_groups > 1):
+            shape = "[1, 2]" if num_groups == 1 else str([[n] for n in range(1, num_groups + 1)])
+            yield here, f"there {'is 1 group' if num_groups == 1 else f'are {num_groups} groups'}; write the table as in {shape}"
+        elif nested and len(table) != num_groups:
+            yield here, f"there are {num_groups} groups, but {len(table)} lists; write one list per group, [] for an empty table"
+        yield from _block_ids(scenario, here, [b for row in table for b in (row if isinstance(row, list) else [row])])
 
 
 def _event_facts(path: Path, expectation: Expectation) -> Iterator[tuple[Path, str]]:

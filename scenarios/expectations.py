@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from engine.trace.events import SlotsMapped, kind_of
 from engine.trace.frame import Frame, RequestState, Trace
+from scenarios.hash_names import HashNames
 from scenarios.schema import POINT_KINDS, Expectation, Scenario, Selector
 
 Decode: TypeAlias = Callable[[list[int]], str]
@@ -35,7 +36,9 @@ class Failure:
 def matches(selector: Selector, frame: Frame) -> bool:
     """Whether the frame's event is one of those that the selector counts."""
     event = frame.event
-    return kind_of(event) == selector.kind and selector.request in (None, event.request_id) and selector.step in (None, frame.step)
+    if kind_of(event) != selector.kind or selector.group not in (None, event.group_id):
+        return False
+    return selector.request in (None, event.request_id) and selector.step in (None, frame.step)
 
 
 def select(selector: Selector, frames: Sequence[Frame]) -> Frame | None:
@@ -50,12 +53,14 @@ def select(selector: Selector, frames: Sequence[Frame]) -> Frame | None:
 
 
 def selector_text(selector: Selector) -> str:
-    """A selector in words, as in ``2nd kv_written of A in step 3``."""
+    """A selector in words, as in ``2nd kv_written of A in step 3`` or ``1st block_cached in group 1``."""
     if selector.kind in POINT_KINDS:
         return f"the {selector.kind}"
     text = f"{_ordinal(selector.nth)} {selector.kind}"
     if selector.request is not None:
         text += f" of {selector.request}"
+    if selector.group is not None:
+        text += f" in group {selector.group}"
     return text if selector.step is None else f"{text} in step {selector.step}"
 
 
@@ -72,7 +77,7 @@ def check_expectations(scenario: Scenario, trace: Trace, decode: Decode) -> list
             continue
         facts = sorted(expectation.facts.items(), key=lambda item: scenario.origin.lines.get(("expect", index, item[0]), 0))
         for fact, expected in facts:
-            got = read_fact(fact, expected, frame, trace, decode)
+            got = read_fact(fact, expected, frame, trace, decode, expectation.at.group)
             if got != expected:
                 place = str(scenario.origin.problem(("expect", index, fact), "")).removesuffix(": ")
                 failures.append(Failure(place, at, fact, expected, got, frame.seq))
@@ -84,8 +89,16 @@ def num_facts(expectations: Iterable[Expectation]) -> int:
     return sum(len(e.facts) for e in expectations)
 
 
-def read_fact(fact: str, expected: Any, frame: Frame, trace: Trace, decode: Decode) -> Any:
-    """What the frame says about `fact`, in the shape of `expected`: only the blocks, requests, positions and fields that `expected` names."""
+def read_fact(fact: str, expected: Any, frame: Frame, trace: Trace, decode: Decode, group: int | None = None) -> Any:
+    """What the frame says about `fact`, in the shape of `expected`: only the blocks, requests, positions and fields that `expected` names, and of block
+    tables only that of `group` when there is one."""
+    if fact == "block_table":
+        return {request_id: _block_table(frame, request_id, wanted, group) for request_id, wanted in expected.items()}
+    if fact == "hash_names":
+        names = HashNames(trace, trace.frames[: frame.seq + 1])
+        return {block_id: [names(key) for key in frame.blocks[block_id].block_hashes] for block_id in expected}
+    if fact == "page_size_bytes":
+        return [described.get("page_size_bytes") for described in trace.header.config.get("kv_cache_groups", ())]
     if fact in _BY_KEY:
         read = _BY_KEY[fact]
         return {key: read(frame, key, trace) for key in expected}
@@ -124,14 +137,26 @@ def _of_request(read: Callable[[RequestState], Any]) -> Callable[[Frame, Any, Tr
     return value
 
 
+def _block_table(frame: Frame, request_id: str, wanted: Any, group: int | None) -> Any:
+    """All tables of the request, or only that of `group` or of the one group that there is, when one is what is wanted."""
+    request = frame.request(request_id)
+    if request is None:
+        return None
+    tables = [list(table) for table in request.block_ids]
+    one = group is not None or (len(tables) == 1 and not any(isinstance(row, list) for row in wanted))
+    return tables[group or 0] if one else tables
+
+
 def _slot(frame: Frame, position: int, trace: Trace) -> int | None:
-    """Where the event's request keeps `position`: what the worker mapped if this is its event, else by the manager's block table (R8.4)."""
+    """Where the event's request keeps `position` in the event's group: as the worker mapped it if this is its event, else by the block table (R8.4)."""
     event = frame.event
     if isinstance(event, SlotsMapped):
         return dict(zip(event.positions, event.slots, strict=True)).get(position)
     request = frame.request(event.request_id) if event.request_id is not None else None
-    block_size = len(frame.blocks[0].token_ids)
-    table = request.block_ids[0] if request is not None else ()
+    group_id = event.group_id or 0
+    groups = trace.header.config.get("kv_cache_groups") or [{}]
+    block_size = groups[group_id].get("block_size") or len(frame.blocks[0].token_ids)
+    table = request.block_ids[group_id] if request is not None else ()
     index = position // block_size
     return table[index] * block_size + position % block_size if index < len(table) else None
 
@@ -141,10 +166,11 @@ def _count(frame: Frame, kind: Any, trace: Trace) -> int:
 
 
 _BY_KEY: dict[str, Callable[[Frame, Any, Trace], Any]] = {
-    "block_table": _of_request(lambda r: list(r.block_ids[0])),
     "status": _of_request(lambda r: r.status),
+    "num_cached_block": _of_request(lambda r: list(r.num_cached_block)),
     "num_computed_tokens": _of_request(lambda r: r.num_computed_tokens),
     "num_filled": lambda frame, block_id, _: frame.blocks[block_id].num_filled,
+    "num_state_tokens": lambda frame, block_id, _: frame.blocks[block_id].num_state_tokens,
     "ref_cnt": lambda frame, block_id, _: frame.blocks[block_id].ref_cnt,
     "slot": _slot,
     "count": _count,

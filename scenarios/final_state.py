@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.trace.frame import Frame, RequestState, Trace
+from engine.trace.frame import RequestState, Trace
 from scenarios.expectations import Decode
+from scenarios.hash_names import HashNames
 
 
 def final_state(trace: Trace) -> dict[str, Any]:
-    """`free`, `num_free`, `usage`, `ref`, `hash`, `hash_tokens`, `map` and `requests` of the last frame, all plain data.
+    """`free`, `num_free`, `usage`, `ref`, `hash`, `hash_tokens`, `map` and `requests` of the last frame, all plain data; `extra_hashes` if there are any.
 
-    Hashes have readable names: ``A@8`` is the hash of the first 8 tokens of the first request that had this prefix. Finished requests without blocks
-    are left out.
+    Hashes have readable names (`HashNames`). Finished requests without blocks are left out.
     """
     frame = trace.frames[-1]
-    names = _HashNames(trace)
+    names = HashNames(trace)
     many = _keys_with_many(trace)
     num_usable = len(frame.blocks) - 1
+    extra = {str(b.block_id): sorted(names(key) for key in b.block_hashes[1:]) for b in frame.blocks if len(b.block_hashes) > 1}
     return {
         "free": list(frame.free_queue),
         "num_free": len(frame.free_queue),
@@ -25,6 +26,7 @@ def final_state(trace: Trace) -> dict[str, Any]:
         "ref": {str(b.block_id): b.ref_cnt for b in frame.blocks if b.ref_cnt and not b.is_null},
         "hash": {str(b.block_id): names(b.block_hashes[0]) for b in frame.blocks if b.block_hashes},
         "hash_tokens": {str(b.block_id): b.num_hash_tokens for b in frame.blocks if b.block_hashes},
+        **({"extra_hashes": extra} if extra else {}),
         "map": {names(key): list(ids) if key in many else ids[0] for key, ids in frame.hash_map},
         "requests": {r.request_id: _request(r) for r in frame.requests if not r.status.startswith("FINISHED") or any(r.block_ids)},
     }
@@ -48,30 +50,6 @@ def _request(request: RequestState) -> dict[str, Any]:
         "blocks": [list(table) for table in request.block_ids],
         "cached": list(request.num_cached_block),
     }
-
-
-class _HashNames:
-    """Names are learnt frame by frame, from all requests in order of arrival."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._names: dict[str, str] = {}
-        self._several_groups = any(len(r.block_ids) > 1 for r in trace.frames[-1].requests)
-        block_size = len(trace.frames[0].blocks[0].token_ids)
-        last: Any = None
-        for frame in trace.frames:
-            if frame.requests is not last:
-                self._learn(frame, block_size)
-            last = frame.requests
-
-    def _learn(self, frame: Frame, block_size: int) -> None:
-        for request in frame.requests:
-            for index, digest in enumerate(request.block_hashes):
-                self._names.setdefault(digest, f"{request.request_id}@{(index + 1) * block_size}")
-
-    def __call__(self, key: str) -> str:
-        digest, _, group_id = key.partition(":")
-        name = self._names.get(digest, digest[:8])
-        return f"{name}/g{group_id}" if self._several_groups else name
 
 
 def _keys_with_many(trace: Trace) -> set[str]:

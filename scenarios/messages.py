@@ -15,7 +15,9 @@ from scenarios.yaml_source import Source
 _PARTS: dict[tuple[str, ...], type[BaseModel]] = {
     (): schema.Scenario,
     ("config",): schema.Config,
+    ("config", "kv_cache_groups"): schema.Group,
     ("requests",): schema.RequestPart,
+    ("requests", "mm_features"): schema.MultiModalItem,
     ("actions",): schema.Action,
     ("notes",): schema.Note,
     ("questions",): schema.Question,

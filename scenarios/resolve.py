@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.core.kv_cache_spec import FullAttentionSpec, RSWASpec
 from engine.core.output import SamplingParams
 from engine.models import Tokenizer
-from engine.session import ActionSpec, RequestSpec, SessionConfig
+from engine.session import ActionSpec, GroupConfig, RequestSpec, SessionConfig
 from scenarios.messages import shown
 from scenarios.problems import Path, Problem, ScenarioError
-from scenarios.schema import RequestPart, Scenario
+from scenarios.schema import Config, RequestPart, Scenario
 
 MAX_FRAMES = 20_000
 MAX_BLOCK_STATES = 8_000_000
@@ -38,12 +39,28 @@ def session_config(scenario: Scenario, num_positions: int | None) -> SessionConf
         free_queue_order=tuple(config.free_queue_order),
         seed=config.seed,
         max_frames=min(MAX_FRAMES, MAX_BLOCK_STATES // config.num_blocks),
+        kv_cache_groups=group_configs(config),
+        hash_block_size=config.hash_block_size,
+        scheduler_block_size=config.scheduler_block_size,
+        prefix_match_unit=config.prefix_match_unit,
+        retention_interval=config.retention_interval,
+        use_eagle=config.use_eagle,
+        async_scheduling=config.async_scheduling,
+        compat=config.compat,
+        decode_context_parallel_size=config.decode_context_parallel_size,
+        dcp_rank=config.dcp_rank,
+        cp_kv_cache_interleave_size=config.cp_kv_cache_interleave_size,
     )
+
+
+def group_configs(config: Config) -> tuple[GroupConfig, ...]:
+    """The groups as the session takes them."""
+    return tuple(GroupConfig(**{**group.model_dump(), "layer_names": tuple(group.layer_names)}) for group in config.kv_cache_groups)
 
 
 def action_specs(scenario: Scenario) -> tuple[ActionSpec, ...]:
     """The scenario's actions as the session takes them."""
-    return tuple(ActionSpec(a.at_step, a.do, a.request) for a in scenario.actions)
+    return tuple(ActionSpec(a.at_step, a.do, a.request, tuple(a.block_ids)) for a in scenario.actions)
 
 
 def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str, num_positions: int | None) -> tuple[RequestSpec, ...]:
@@ -79,6 +96,7 @@ def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str, num_posi
                 ),
                 arrival_step=request.arrives_at_step,
                 cache_salt=request.cache_salt,
+                lora_name=request.lora_name,
                 priority=request.priority,
             )
         )
@@ -133,20 +151,31 @@ def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tok
     if limit is not None and num_prompt_tokens >= limit:
         message = f"the prompt has {num_prompt_tokens} tokens, but with max_model_len {limit} at most {limit - 1} can be followed by an output"
         return [((*path, field), f"{message}; shorten it or raise max_model_len")]
-    usable = config.num_blocks - 1
-    pool = f"the pool has {usable} usable {'block' if usable == 1 else 'blocks'} (num_blocks {config.num_blocks} less the null block 0)"
-    needed = -(-num_prompt_tokens // config.block_size)
-    if needed > usable:
-        message = f"a prompt of {num_prompt_tokens} tokens needs {needed} blocks of {config.block_size}, but {pool}"
-        return [((*path, field), f"{message}; shorten it or set num_blocks to {needed + 1} or more")]
+    found = _blocks(scenario, path, field, num_prompt_tokens, "a prompt of {tokens} tokens needs")
+    if found:
+        return found
     num_tokens = num_prompt_tokens + request.output_limit
     if limit is None and num_positions is not None and num_tokens > num_positions:
         message = f"{num_prompt_tokens} prompt tokens and {request.output_limit} outputs are {num_tokens} tokens, but {model} has {num_positions} positions"
         return [((*path, field), f"{message}; shorten the prompt or lower max_tokens")]
     num_tokens = num_tokens if limit is None else min(num_tokens, limit)
-    needed = -(-num_tokens // config.block_size)
-    if needed > usable:
-        message = f"{num_prompt_tokens} prompt tokens and {request.output_limit} outputs need {needed} blocks of {config.block_size}, but {pool}"
-        place = (*path, "max_tokens") if request.max_tokens is not None else path
-        return [(place, f"{message}; lower max_tokens or set num_blocks to {needed + 1} or more")]
-    return []
+    what = f"{num_prompt_tokens} prompt tokens and {request.output_limit} outputs need"
+    return _blocks(scenario, path, "max_tokens" if request.max_tokens is not None else None, num_tokens, what)
+
+
+def _blocks(scenario: Scenario, path: Path, field: str | None, num_tokens: int, what: str) -> _Found:
+    """What there is to say when `num_tokens` tokens of one request cannot lie in the pool at the same time. Groups that let blocks go while they grow
+    are left to the engine."""
+    config = scenario.config
+    usable = config.num_blocks - 1
+    specs = [group.kv_cache_spec for group in session_config(scenario, None).group_specs()]
+    staying = [spec for spec in specs if isinstance(spec, FullAttentionSpec) and not isinstance(spec, RSWASpec)]
+    sizes = [spec.block_size * config.decode_context_parallel_size for spec in staying]
+    needed = sum(-(-num_tokens // size) for size in sizes)
+    if needed <= usable:
+        return []
+    pool = f"the pool has {usable} usable {'block' if usable == 1 else 'blocks'} (num_blocks {config.num_blocks} less the null block 0)"
+    blocks = f"{needed} blocks of {sizes[0]}" if len(sizes) == 1 else f"{needed} blocks in {len(sizes)} groups"
+    mend = "shorten it" if field not in ("max_tokens", None) else "lower max_tokens"
+    place: Path = path if field is None else (*path, field)
+    return [(place, f"{what.format(tokens=num_tokens)} {blocks}, but {pool}; {mend} or set num_blocks to {needed + 1} or more")]

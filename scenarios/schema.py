@@ -55,21 +55,50 @@ def _token_reference(value: Any) -> Any:
     return value
 
 
+def _block_table(value: Any) -> Any:
+    rows = value if isinstance(value, list) else [value]
+    if rows and all(isinstance(row, list) for row in rows):
+        rows = [block_id for row in rows for block_id in row]
+    if not isinstance(value, list) or any(isinstance(b, bool) or not isinstance(b, int) or b < 0 for b in rows):
+        raise ValueError("a block table is a list of block ids, as in [7, 1], or with several groups one list per group, as in [[7, 1], [0, 3]]")
+    return value
+
+
 TokenReference = Annotated[Any, BeforeValidator(_token_reference), WithJsonSchema({"type": ["string", "integer"]})]
+
+BlockTable = Annotated[Any, BeforeValidator(_block_table), WithJsonSchema({"type": "array", "items": {"type": ["integer", "array"]}})]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class Group(_Part):
+    """One KV-cache group: layers that share a block table. Sizes in tokens. The last four fields decide nothing but the size of a page."""
+
+    type: Literal["full", "mla", "sliding_window", "chunked_local", "mamba", "rswa"] = "full"
+    block_size: int | None = Field(None, ge=1, le=MAX_BLOCK_SIZE, description="tokens per block; default: config.block_size")
+    sliding_window: int | None = Field(None, ge=1, le=1_000_000, description="tokens that a token sees, itself included")
+    attention_chunk_size: int | None = Field(None, ge=1, le=1_000_000, description="tokens per chunk of chunked local attention")
+    rswa_window: int | None = Field(None, ge=1, le=1_000_000, description="outputs that stay in sight besides the prompt")
+    mamba_cache_mode: Literal["all", "align", "none"] | None = Field(None, description="which recurrent states are kept")
+    num_speculative_blocks: int | None = Field(None, ge=0, le=64, description="further states for draft tokens")
+    is_eagle_group: bool = False
+    layer_names: list[str] = Field([], max_length=256, description="what its layers are called")
+    num_kv_heads: int | None = Field(None, ge=1, le=65536)
+    head_size: int | None = Field(None, ge=1, le=65536, description="elements of a key, or of a latent")
+    num_state_elements: int | None = Field(None, ge=1, le=1 << 30, description="elements of a recurrent state")
+    dtype_bytes: int | None = Field(None, ge=1, le=8, description="bytes per element; default 4")
+
+
 class Config(_Part):
     """The engine's settings. Sizes in blocks and tokens. `free_queue_order`: the pool is prepared so that these blocks are handed out first, in this
-    order (rule S24). vLLM: CacheConfig and SchedulerConfig."""
+    order (rule S24). vLLM: CacheConfig, SchedulerConfig and ParallelConfig."""
 
     num_blocks: int = Field(ge=2, le=MAX_NUM_BLOCKS, description="blocks in the pool, with the null block 0, which holds no tokens")
     block_size: int = Field(ge=1, le=MAX_BLOCK_SIZE, description="tokens per block")
     enable_prefix_caching: bool = True
-    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor"] = "sha256_cbor"
+    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = "sha256_cbor"
     max_num_batched_tokens: int = Field(64, ge=1, le=65536, description="token budget of one engine step")
     max_num_seqs: int = Field(8, ge=1, le=256, description="requests that may run at the same time")
     max_model_len: int | None = Field(None, ge=1, le=1_000_000)
@@ -79,6 +108,25 @@ class Config(_Part):
     policy: Literal["fcfs", "priority"] = "fcfs"
     free_queue_order: list[int] = Field([], description="blocks that are handed out first, in this order")
     seed: int = Field(0, ge=0)
+    kv_cache_groups: list[Group] = Field([], max_length=16, description="default: one full-attention group; only without a model")
+    hash_block_size: int | None = Field(None, ge=1, le=65536, description="tokens per prefix hash; default: by vLLM's rule")
+    scheduler_block_size: int | None = Field(None, ge=1, le=65536, description="tokens on which hits of several groups end; default: by vLLM's rule")
+    prefix_match_unit: int | None = Field(None, ge=1, le=65536, description="finer hashes than the groups' blocks ask for")
+    retention_interval: int | None = Field(None, ge=0, le=1_000_000, description="tokens between window tails and states that stay cached")
+    use_eagle: bool = Field(False, description="a draft head needs the last matched block computed anew")
+    async_scheduling: bool = Field(False, description="plan a step before the last one's output is known")
+    compat: Literal["0.27.0"] | None = Field(None, description="repeat the mistakes of this release")
+    decode_context_parallel_size: int = Field(1, ge=1, le=64, description="ranks over which the tokens of a block are dealt out; only without a model")
+    dcp_rank: int = Field(0, ge=0, description="the rank whose memory is shown")
+    cp_kv_cache_interleave_size: int = Field(1, ge=1, le=MAX_BLOCK_SIZE, description="tokens dealt to a rank in turn")
+
+
+class MultiModalItem(_Part):
+    """An image or the like: the tokens from `offset` on, `length` of them, stand for the item `identifier`."""
+
+    identifier: str = Field(min_length=1, max_length=100)
+    offset: int = Field(ge=0)
+    length: int = Field(ge=1)
 
 
 class RequestPart(_Part):
@@ -93,7 +141,9 @@ class RequestPart(_Part):
     force: list[TokenReference] = []
     ignore_eos: bool = False
     arrives_at_step: int = Field(1, ge=1, le=MAX_STEPS, description="it arrives before this engine step is scheduled, counted from 1")
-    cache_salt: str | None = Field(None, min_length=1)
+    cache_salt: str | None = Field(None, min_length=1, description="only requests with the same salt share blocks")
+    lora_name: str | None = Field(None, min_length=1, description="the adapter it runs with; only requests with the same one share blocks")
+    mm_features: list[MultiModalItem] = Field([], max_length=64, description="items that some of its tokens stand for")
     priority: int = Field(0, description="smaller is served first, under the policy “priority”")
 
     @property
@@ -106,18 +156,21 @@ class Action(_Part):
     """Something done to the engine before a step is scheduled."""
 
     at_step: int = Field(ge=1, le=MAX_STEPS)
-    do: Literal["abort", "reset_prefix_cache"]
+    do: Literal["abort", "reset_prefix_cache", "evict_blocks"]
     request: str | None = None
+    block_ids: list[int] = Field([], description="blocks that lose their hashes")
 
 
 class Selector(_Part):
-    """Names an event: the `nth` one (from 1; -1 is the last) of this `kind`, of this `request`, in this engine `step`; what is left out does not matter.
+    """Names an event: the `nth` one (from 1; -1 is the last) of this `kind`, of this `request`, of this KV-cache `group` (from 0), in this engine `step`;
+    what is left out does not matter.
 
     A text alone is the kind. `start` and `end` are the first and the last frame.
     """
 
     kind: str
     request: str | None = None
+    group: int | None = Field(None, ge=0)
     nth: int = 1
     step: int | None = Field(None, ge=0)
 
@@ -147,11 +200,16 @@ class Expectation(_Part):
     free_queue: list[int] | None = Field(None, description="the whole free queue, head first")
     free_queue_starts_with: list[int] | None = None
     num_free: int | None = None
-    block_table: dict[str, list[int]] | None = Field(None, description="request -> physical block ids in logical order")
+    block_table: dict[str, BlockTable] | None = Field(
+        None, description="request -> physical block ids in logical order; with several groups a list per group, or of the group that `at` names"
+    )
     num_filled: dict[Key, int] | None = Field(None, description="block -> slots that hold a key and a value")
     block_tokens: dict[Key, list[str | None]] | None = Field(None, description="block -> text of the token in each slot, null for an empty slot")
     ref_cnt: dict[Key, int] | None = None
     hashed: list[int] | None = Field(None, description="all blocks that bear a hash, in order of id")
+    hash_names: dict[Key, list[str]] | None = Field(None, description="block -> its hashes by name, as in A@8: the first 8 tokens of A")
+    num_state_tokens: dict[Key, int | None] | None = Field(None, description="block -> tokens behind the recurrent state in it")
+    num_cached_block: dict[str, list[int | None]] | None = Field(None, description="request -> per group, leading blocks that caching has dealt with")
     hash_map_size: int | None = Field(None, description="distinct keys in the prefix cache")
     status: dict[str, str] | None = None
     num_computed_tokens: dict[str, int] | None = None
@@ -159,6 +217,7 @@ class Expectation(_Part):
     output_text: dict[str, str] | None = Field(None, description="request -> its outputs as one text")
     slot: dict[Key, int] | None = Field(None, description="position in the event's request -> physical slot")
     slot_mapping: list[int] | None = Field(None, description="of the batch prepared last")
+    page_size_bytes: list[int] | None = Field(None, description="per group, bytes of one block in one layer")
     running: list[str] | None = None
     waiting: list[str] | None = None
     count: dict[str, int] | None = Field(None, description="kind of event -> how many there were up to here")

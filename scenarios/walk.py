@@ -12,7 +12,8 @@ MAX_VALUE = 72
 
 
 def walk(trace: Trace, notes: dict[int, str]) -> Iterator[str]:
-    """One line per frame (number, engine step, operation, event, its fields, its cause); a scenario's note follows its frame, indented."""
+    """One line per frame (number, engine step, operation, event, request, group if there are several, fields, cause); a scenario's note follows its frame,
+    indented."""
     for frame in trace.frames:
         yield frame_line(frame, trace)
         if frame.seq in notes:
@@ -29,13 +30,16 @@ def frame_line(frame: Frame, trace: Trace) -> str:
         fields["token"] = vocabulary.get(fields.pop("token_id"), "")
     if "token_ids" in fields:
         fields["tokens"] = " ".join(vocabulary.get(t, f"<{t}>") for t in fields.pop("token_ids"))
+    if fields.get("groups"):
+        fields["groups"] = ", ".join(f"g{g.group_id} {g.block_ids} {g.cause.kind.value}" for g in fields["groups"])
     for name in ("block_hash", "parent_hash"):
         if fields.get(name):
             fields[name] = f"{fields[name][:8]}…"
     facts = ", ".join(f"{name}={_value(value)}" for name, value in event.cause.facts.items())
     cause = f"({event.cause.kind.value}{': ' if facts else ''}{facts})"
     shown = "  ".join(f"{name}={_value(value)}" for name, value in fields.items())
-    line = f"{frame.seq:>5}  step {frame.step:<3} {frame.op:<20} {kind_of(event):<19} {event.request_id or '-':<4} {shown}  {cause}"
+    group = f"g{event.group_id} " if event.group_id is not None and len(trace.header.config.get("kv_cache_groups") or ()) > 1 else ""
+    line = f"{frame.seq:>5}  step {frame.step:<3} {frame.op:<20} {kind_of(event):<19} {event.request_id or '-':<4} {group}{shown}  {cause}"
     return " ".join(line.splitlines()).rstrip()
 
 

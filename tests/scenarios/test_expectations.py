@@ -34,7 +34,7 @@ def block(block_id: int, tokens: tuple[int | None, ...] = (None, None), owner: s
 
 
 def frame(seq: int, step: int, event: Event, blocks: list[BlockState], tokens: dict[str, tuple[int, ...]], tables: dict[str, tuple[int, ...]]) -> Frame:
-    requests = tuple(RequestState(r, "RUNNING", 3, t, 3, (tables.get(r, ()),), (), (None,)) for r, t in tokens.items())
+    requests = tuple(RequestState(r, "RUNNING", 3, t, 3, (tables.get(r, ()),), ("ab",) if t else (), (None,)) for r, t in tokens.items())
     free = tuple(b.block_id for b in blocks if not b.ref_cnt and not b.is_null)
     hash_map = tuple((b.block_hashes[0], (b.block_id,)) for b in blocks if b.block_hashes)
     return Frame(
@@ -70,7 +70,8 @@ def made_by_hand() -> Trace:
         frame(6, 2, KVWritten(cause=CAUSE, request_id="A", slots=[3], token_ids=[4], num_layers=1, backend="torch"), held, {"A": (1, 2, 3, 4)}, table),
         frame(7, 2, KVWritten(cause=CAUSE, request_id="B", slots=[4], token_ids=[5], num_layers=1, backend="torch"), held, {"A": (1, 2, 3, 4), "B": ()}, table),
     ]
-    return Trace(TraceHeader({}, {}, {"name": "none"}, {}, {}, 0, VOCABULARY), frames, complete=True)
+    groups = {"kv_cache_groups": [{"kind": "full_attention", "block_size": 2, "page_size_bytes": 16}], "hash_block_size": 2}
+    return Trace(TraceHeader({}, groups, {"name": "none"}, {}, {}, 0, VOCABULARY), frames, complete=True)
 
 
 def scenario(**parts: Any) -> Scenario:
@@ -144,6 +145,10 @@ FACTS: list[tuple[Any, str, Any, Any]] = [
     (ALLOCATED, "ref_cnt", {3: 1, 1: 1, 2: 0}, {3: 2}),
     (ALLOCATED, "hashed", [3], []),
     (ALLOCATED, "hash_map_size", 1, 0),
+    (ALLOCATED, "hash_names", {3: ["A@2"], 1: []}, {3: ["B@2"]}),
+    (ALLOCATED, "num_state_tokens", {3: None}, {3: 2}),
+    (ALLOCATED, "num_cached_block", {"A": [None]}, {"A": [1]}),
+    ("start", "page_size_bytes", [16], [8]),
     (ALLOCATED, "status", {"A": "RUNNING"}, {"A": "WAITING"}),
     (ALLOCATED, "num_computed_tokens", {"A": 3}, {"A": 0}),
     (SAMPLED, "tokens", {"A": ["seven"]}, {"A": ["seven", "years"]}),
@@ -191,8 +196,8 @@ def test_every_fact_of_the_schema_is_tested_here() -> None:
 
 
 def test_a_failure_says_which_expected_and_got() -> None:
-    assert _check(ALLOCATED, "block_table", {"A": [7, 1]}) == [
-        "the scenario: expect[0].block_table: 1st blocks_allocated (frame 2): expected block_table {'A': [7, 1]}, got {'A': [3, 1]}"
+    assert _check(ALLOCATED, "block_table", {"A": [2, 1]}) == [
+        "the scenario: expect[0].block_table: 1st blocks_allocated (frame 2): expected block_table {'A': [2, 1]}, got {'A': [3, 1]}"
     ]
 
 

@@ -1,0 +1,59 @@
+"""What KV-cache groups, hash sizes and ranks must have to do with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.group_config import group_problems
+from scenarios.problems import Path
+from scenarios.schema import Config, Scenario
+
+_ATTENTION = ("full", "mla", "sliding_window", "chunked_local", "rswa")
+
+
+def check_groups(scenario: Scenario) -> Iterator[tuple[Path, str]]:
+    """Places and sentences for groups that cannot be, or not together, or not with the scenario's model."""
+    config = scenario.config
+    wrong = False
+    for index, group in enumerate(config.kv_cache_groups):
+        for name, message in group_problems(group):
+            wrong = True
+            yield ("config", "kv_cache_groups", index, *([name] if getattr(group, name) is not None else [])), message
+    if not wrong:
+        yield from _sizes(config)
+    yield from _ranks(config)
+    if scenario.model == "none":
+        return
+    if config.kv_cache_groups:
+        yield ("config", "kv_cache_groups"), f"the groups of {scenario.model} come from its layers; leave this out, or set “model” to none"
+    if config.decode_context_parallel_size > 1:
+        yield ("config", "decode_context_parallel_size"), "a model runs on one rank here; leave this out, or set “model” to none"
+
+
+def _sizes(config: Config) -> Iterator[tuple[Path, str]]:
+    ranks = config.decode_context_parallel_size
+    groups = [(g.type, g.block_size or config.block_size) for g in config.kv_cache_groups] or [("full", config.block_size)]
+    sizes = [size * (ranks if kind in _ATTENTION else 1) for kind, size in groups]
+    for name in ("hash_block_size", "prefix_match_unit"):
+        unit = getattr(config, name)
+        bad = [size for size in sizes if unit is not None and (size % unit if len(sizes) > 1 else size != unit)]
+        if not bad:
+            continue
+        if len(sizes) == 1:
+            yield ("config", name), f"this is {unit}, but a single group is hashed by its own blocks of {bad[0]} tokens; leave it out"
+        else:
+            yield ("config", name), f"this is {unit}, but a block of {bad[0]} tokens is no multiple of it; give a number that divides every group's block size"
+    unit = config.scheduler_block_size
+    for size in sizes:
+        if unit is not None and unit % size:
+            yield ("config", "scheduler_block_size"), f"this is {unit}, but it must be a multiple of every group's block size, and {size} is one; correct it"
+            break
+
+
+def _ranks(config: Config) -> Iterator[tuple[Path, str]]:
+    ranks = config.decode_context_parallel_size
+    if config.dcp_rank >= ranks:
+        yield ("config", "dcp_rank"), f"there is no rank {config.dcp_rank}; with decode_context_parallel_size {ranks} the ranks are 0 to {ranks - 1}"
+    if config.block_size % config.cp_kv_cache_interleave_size:
+        size = config.cp_kv_cache_interleave_size
+        yield ("config", "cp_kv_cache_interleave_size"), f"this is {size}, but it must divide block_size {config.block_size}, so that a block has whole turns"

@@ -1,0 +1,213 @@
+"""Scenarios with several KV-cache groups: what may be written, what is refused, and what can be expected of each group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.errors import InvalidInput
+from engine.trace.events import BlockCached, BlocksAllocated, Cause, CauseKind, GroupLookup, PrefixLookup, SlotsMapped
+from engine.trace.frame import BlockState, Counters, Frame, RequestState, Trace, TraceHeader
+from scenarios import ScenarioError, parse_scenario, scenario_from_data
+from scenarios.expectations import check_expectations, select, selector_text
+from scenarios.final_state import final_state
+from scenarios.resolve import session_config
+from scenarios.schema import Selector
+from scenarios.walk import frame_line
+from tests.scenarios.conftest import WordTokenizer
+
+CAUSE = Cause(CauseKind.SCENARIO)
+GOOD = """\
+id: scene
+title: A title
+source: somewhere
+goal: See something.
+model: none
+config:
+  num_blocks: 24
+  block_size: 4
+  kv_cache_groups:
+    - {type: full, block_size: 8}
+    - {type: sliding_window, sliding_window: 8}
+requests:
+  - {id: A, prompt_token_ids: [0, 1, 2, 3, 4], force: [100]}
+actions:
+  - {at_step: 2, do: evict_blocks, block_ids: [3]}
+expect:
+  - at: {kind: blocks_allocated, group: 1}
+    block_table: {A: [3, 4]}
+  - at: end
+    block_table: {A: [[], []]}
+"""
+
+
+def edited(old: str, new: str) -> str:
+    assert GOOD.count(old) == 1, f"{old!r} must stand once in the good scenario"
+    return GOOD.replace(old, new)
+
+
+SWA = "{type: sliding_window, sliding_window: 8}"
+CASES: list[tuple[str, str, str]] = [
+    ("unknown type", edited(SWA, "{type: swa}"), "s.yaml:11: config.kv_cache_groups[1].type: the text “swa” is not one of the choices; "),
+    ("unknown field", edited(SWA, "{type: sliding_window, window: 8}"), "s.yaml:11: config.kv_cache_groups[1].window: there is no such field here; "),
+    ("no window", edited(SWA, "{type: sliding_window}"),
+     "s.yaml:11: config.kv_cache_groups[1]: a group of the type “sliding_window” needs sliding_window; add it"),
+    ("window of none", edited(SWA, "{type: sliding_window, sliding_window: 0}"),
+     "s.yaml:11: config.kv_cache_groups[1].sliding_window: this is 0, but it must be at least 1; give a larger number"),
+    ("window as a text", edited(SWA, "{type: sliding_window, sliding_window: '8'}"),
+     "s.yaml:11: config.kv_cache_groups[1].sliding_window: this must be a whole number, not the text “8”; take the quotes away"),
+    ("window of full attention", edited(SWA, "{type: full, sliding_window: 8}"),
+     "s.yaml:11: config.kv_cache_groups[1].sliding_window: a group of the type “full” has no sliding_window; leave it out, or take the type sliding_window"),
+    ("mamba without a mode", edited(SWA, "{type: mamba}"),
+     "s.yaml:11: config.kv_cache_groups[1]: a group of the type “mamba” needs mamba_cache_mode; add it"),
+    ("unknown mode", edited(SWA, "{type: mamba, mamba_cache_mode: some}"),
+     "s.yaml:11: config.kv_cache_groups[1].mamba_cache_mode: the text “some” is not one of the choices; "),
+    ("groups as one group", edited("    - {type: full, block_size: 8}\n    - " + SWA, "    " + SWA),
+     "s.yaml:9: config.kv_cache_groups: this must be a list, not a group of fields; write it in brackets"),
+    ("sizes that do not divide", edited("  block_size: 4\n", "  block_size: 4\n  prefix_match_unit: 3\n"),
+     "s.yaml:9: config.prefix_match_unit: this is 3, but a block of 8 tokens is no multiple of it; give a number that divides every group's block size"),
+    ("hashes coarser than blocks", edited("  block_size: 4\n", "  block_size: 4\n  hash_block_size: 8\n"),
+     "s.yaml:9: config.hash_block_size: this is 8, but a block of 4 tokens is no multiple of it; "),
+    ("hits inside blocks", edited("  block_size: 4\n", "  block_size: 4\n  scheduler_block_size: 4\n"),
+     "s.yaml:9: config.scheduler_block_size: this is 4, but it must be a multiple of every group's block size, and 8 is one; correct it"),
+    ("rank that is not there", edited("  block_size: 4\n", "  block_size: 4\n  decode_context_parallel_size: 2\n  dcp_rank: 2\n"),
+     "s.yaml:10: config.dcp_rank: there is no rank 2; with decode_context_parallel_size 2 the ranks are 0 to 1"),
+    ("turns that do not fit", edited("  block_size: 4\n", "  block_size: 4\n  cp_kv_cache_interleave_size: 3\n"),
+     "s.yaml:9: config.cp_kv_cache_interleave_size: this is 3, but it must divide block_size 4, so that a block has whole turns"),
+    ("groups on a model", edited("model: none", "model: tiny"),
+     "s.yaml:9: config.kv_cache_groups: the groups of tiny come from its layers; leave this out, or set “model” to none"),
+    ("unknown group", edited("group: 1}", "group: 2}"), "s.yaml:17: expect[0].at.group: there is no group 2; the groups are 0 to 1"),
+    ("one table for two groups", edited("{A: [[], []]}", "{A: [1]}"),
+     "s.yaml:20: expect[1].block_table.A: there are 2 groups; write the table as in [[1], [2]]"),
+    ("three tables for two groups", edited("{A: [[], []]}", "{A: [[], [], [1]]}"),
+     "s.yaml:20: expect[1].block_table.A: there are 2 groups, but 3 lists; write one list per group, [] for an empty table"),
+    ("two tables for a named group", edited("{A: [3, 4]}", "{A: [[1], [3, 4]]}"),
+     "s.yaml:18: expect[0].block_table.A: “at” names group 1, so this is one list"),
+    ("text in a table", edited("{A: [3, 4]}", "{A: [3, four]}"), "s.yaml:18: expect[0].block_table.A: a block table is a list of block ids, as in [7, 1], or "),
+    ("block that is not there", edited("{A: [3, 4]}", "{A: [3, 24]}"),
+     "s.yaml:18: expect[0].block_table.A: there is no block 24; the pool has the blocks 0 to 23"),
+    ("eviction of nothing", edited("block_ids: [3]}", "block_ids: []}"),
+     "s.yaml:15: actions[0]: it is not said which blocks lose their hashes; add “block_ids”"),
+    ("eviction of a request", edited("block_ids: [3]}", "block_ids: [3], request: A}"),
+     "s.yaml:15: actions[0].request: evict_blocks concerns no single request; "),
+    ("blocks for a reset", edited("do: evict_blocks", "do: reset_prefix_cache"),
+     "s.yaml:15: actions[0].block_ids: reset_prefix_cache concerns no single blocks; "),
+    ("eviction of a block that is not there", edited("block_ids: [3]}", "block_ids: [99]}"), "s.yaml:15: actions[0].block_ids: there is no block 99; "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "start"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_what_is_wrong_is_said_with_its_place(text: str, start: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(text, "s.yaml")
+    assert [line for line in str(caught.value).splitlines() if line.startswith(start)], str(caught.value)
+
+
+def test_settings_reach_the_session() -> None:
+    """R2.6: the hash block size is the greatest common divisor, hits end on the least common multiple."""
+    config = session_config(parse_scenario(GOOD, "s.yaml"), None)
+    assert [(g.type, g.block_size, g.sliding_window) for g in config.kv_cache_groups] == [("full", 8, None), ("sliding_window", None, 8)]
+    assert config.block_sizes() == (8, 4)
+
+
+def test_one_group_alone_may_not_be_written_as_several() -> None:
+    text = edited("    - {type: full, block_size: 8}\n", "")
+    with pytest.raises(ScenarioError, match=r"expect\[1\]\.block_table\.A: there is 1 group; write the table as in \[1, 2\]$"):
+        parse_scenario(text, "s.yaml")
+
+
+# ------------------------------------------------------------------ facts, on a trace made by hand
+DIGESTS = ("aa" * 32, "bb" * 32)
+
+
+def two_groups() -> Trace:
+    """A full group with blocks of 4 and a window group with blocks of 2; request A of 5 tokens holds 1, 2 and 0, 3, 4."""
+
+    def block(block_id: int, keys: tuple[str, ...] = (), state: int | None = None) -> BlockState:
+        return BlockState(block_id, int(block_id > 0), block_id == 0, keys, 4 if keys else None, 0, (None,) * 4, (), num_state_tokens=state)
+
+    blocks = (block(0), block(1, (f"{DIGESTS[1]}:0",)), block(2, (), 5), block(3, (f"{DIGESTS[1]}:1", f"{DIGESTS[0]}:1")), block(4))
+    request = RequestState("A", "RUNNING", 5, (0, 1, 2, 3, 4), 5, ((1, 2), (0, 3, 4)), DIGESTS, (1, 2))
+    hash_map = tuple((key, (b.block_id,)) for b in blocks for key in b.block_hashes)
+    events = [
+        BlocksAllocated(cause=CAUSE, request_id="A", group_id=0, block_ids=[1, 2]),
+        BlocksAllocated(cause=CAUSE, request_id="A", group_id=1, block_ids=[3, 4]),
+        BlockCached(cause=CAUSE, request_id="A", group_id=1, block_id=3, block_hash=DIGESTS[1], parent_hash=None, token_ids=[2, 3]),
+        SlotsMapped(cause=CAUSE, request_id="A", group_id=1, positions=[4], slots=[8], token_ids=[4]),
+        PrefixLookup(
+            cause=CAUSE, request_id="A", num_hit_tokens=4, hit_block_ids=[1, 3], max_hit_tokens=4,
+            groups=[GroupLookup(0, 4, [1], Cause(CauseKind.LAST_TOKEN_RULE)), GroupLookup(1, 4, [0, 3], Cause(CauseKind.LAST_TOKEN_RULE))],
+        ),
+    ]  # fmt: skip
+    frames = [
+        Frame(seq, 1, "schedule", 1, event, blocks, (), hash_map, (request,), ("A",), (), (), (), {}, Counters())  # type: ignore[arg-type]
+        for seq, event in enumerate(events)
+    ]
+    groups = [{"kind": "full_attention", "block_size": 4, "page_size_bytes": 64}, {"kind": "sliding_window", "block_size": 2, "page_size_bytes": 32}]
+    config = {"block_size": 4, "hash_block_size": 2, "kv_cache_groups": groups}
+    return Trace(TraceHeader({}, config, {"name": "none"}, {}, {}, 0, {}), frames, complete=True)
+
+
+def failures(at: Any, **facts: Any) -> list[str]:
+    data = {**scenario_data(), "expect": [{"at": at, **facts}]}
+    return [str(f) for f in check_expectations(scenario_from_data(data), two_groups(), WordTokenizer().decode)]
+
+
+def scenario_data() -> dict[str, Any]:
+    groups = [{"type": "full"}, {"type": "sliding_window", "sliding_window": 4, "block_size": 2}]
+    return {
+        "id": "s", "title": "t", "source": "s", "goal": "g", "model": "none", "config": {"num_blocks": 5, "block_size": 4, "kv_cache_groups": groups},
+        "requests": [{"id": "A", "prompt_token_ids": [0, 1, 2, 3, 4], "force": [5]}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("at", "right", "wrong"),
+    [
+        ("end", {"block_table": {"A": [[1, 2], [0, 3, 4]]}}, {"block_table": {"A": [[1, 2], [3, 4]]}}),
+        ({"kind": "blocks_allocated", "group": 1}, {"block_table": {"A": [0, 3, 4]}, "block_ids": [3, 4]}, {"block_table": {"A": [1, 2]}}),
+        ("end", {"hash_names": {1: ["A@4/g0"], 3: ["A@4/g1", "A@2/g1"], 4: []}}, {"hash_names": {1: ["A@4"]}}),
+        ("end", {"num_state_tokens": {2: 5, 1: None}}, {"num_state_tokens": {2: 4}}),
+        ("end", {"num_cached_block": {"A": [1, 2]}}, {"num_cached_block": {"A": [1]}}),
+        ("end", {"page_size_bytes": [64, 32]}, {"page_size_bytes": [64]}),
+        ({"kind": "block_cached"}, {"slot": {2: 6, 3: 7, 4: 8}}, {"slot": {4: 4}}),
+        ({"kind": "slots_mapped", "group": 1}, {"slot": {4: 8}}, {"slot": {4: 4}}),
+    ],
+)
+def test_facts_of_each_group(at: Any, right: dict[str, Any], wrong: dict[str, Any]) -> None:
+    assert failures(at, **right) == []
+    assert len(failures(at, **wrong)) == 1
+
+
+def test_a_selector_can_name_a_group() -> None:
+    trace = two_groups()
+    frame = select(Selector(kind="blocks_allocated", group=1), trace.frames)
+    assert frame is not None
+    assert frame.seq == 1
+    assert select(Selector(kind="blocks_allocated", group=1, nth=2), trace.frames) is None
+    assert selector_text(Selector(kind="blocks_allocated", request="A", group=1, step=2)) == "1st blocks_allocated of A in group 1 in step 2"
+
+
+def test_the_final_state_has_a_table_per_group_and_further_hashes() -> None:
+    state = final_state(two_groups())
+    assert state["requests"]["A"]["blocks"] == [[1, 2], [0, 3, 4]]
+    assert state["hash"] == {"1": "A@4/g0", "3": "A@4/g1"}
+    assert state["extra_hashes"] == {"3": ["A@2/g1"]}
+    assert state["map"] == {"A@4/g0": 1, "A@4/g1": 3, "A@2/g1": 3}
+
+
+def test_lines_name_the_group() -> None:
+    trace = two_groups()
+    assert "blocks_allocated    A    g1 block_ids=[3, 4]" in frame_line(trace.frames[1], trace)
+    assert "groups=“g0 [1] last_token_rule, g1 [0, 3] last_token_rule”" in frame_line(trace.frames[4], trace)
+
+
+def test_a_model_refuses_groups_in_one_sentence() -> None:
+    """`--model` can put a scene on another model than its own; groups are not its to have."""
+    from scenarios import open_session
+
+    with pytest.raises(
+        InvalidInput, match=r"^the KV-cache groups of tiny come from its layers; leave kv_cache_groups and ranks out, or set the model to “none”$"
+    ):
+        open_session(scenario_from_data(scenario_data()), model="tiny")
