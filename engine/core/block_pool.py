@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.block_hash import (
+    BlockHash,
     BlockHashWithGroupId,
     format_key,
     generate_block_hash_extra_keys,
@@ -19,6 +20,7 @@ from engine.core.block_hash import (
     make_block_hash_with_group_id,
 )
 from engine.core.block_hash_map import BlockHashToBlockMap
+from engine.core.compat import check_compat
 from engine.core.free_queue import FreeKVCacheBlockQueue
 from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.kv_cache_spec import check_num_blocks
@@ -41,9 +43,10 @@ class FreedBlocks(NamedTuple):
 class BlockPool:
     """`num_blocks` blocks, of which block 0 becomes the null block (R1.1).
 
-    `hash_block_size` (tokens per request hash) is needed where blocks are cached, i.e. with `enable_caching`. With `strict` a double free raises
-    EngineError and changes nothing. Raises InvalidInput for `num_blocks` below 2.
-    vLLM: BlockPool; here: `strict` (vLLM counts below zero in silence, S25), and free_blocks tells where the blocks went.
+    `hash_block_size` (tokens per request hash) is needed where blocks are cached, i.e. with `enable_caching`. A double free raises EngineError and changes
+    nothing, a key that gave way to a full block's stays away, and BlockRemoved is queued when the last block of a hash goes; with `compat` as in
+    `engine.core.compat`. Raises InvalidInput for `num_blocks` below 2.
+    vLLM: BlockPool; here: `compat`, and free_blocks tells where the blocks went.
     """
 
     def __init__(
@@ -54,14 +57,15 @@ class BlockPool:
         *,
         enable_kv_cache_events: bool = False,
         emit: Emit | None = None,
-        strict: bool = True,
+        compat: str | None = None,
     ) -> None:
         check_num_blocks(num_blocks)
         self.num_gpu_blocks = num_blocks
         self.enable_caching = enable_caching
         self.hash_block_size = hash_block_size
         self.enable_kv_cache_events = enable_kv_cache_events
-        self.strict = strict
+        self.compat = check_compat(compat)
+        self.strict = compat is None
         self.blocks: list[KVCacheBlock] = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
         self.free_block_queue = FreeKVCacheBlockQueue(self.blocks)
         self.cached_block_hash_to_block = BlockHashToBlockMap()
@@ -86,7 +90,7 @@ class BlockPool:
                 self._evict_cached_block(block, Cause(CauseKind.REALLOCATED, {"for_request": for_request}))
         taken = self.free_block_queue.popleft_n(num_blocks)
         for block in taken:
-            if block.block_hash is not None:
+            if block.block_hash is not None and self.enable_caching:
                 self._evict_cached_block(block)
             assert block.ref_cnt == 0, f"block {block.block_id} was free with ref_cnt {block.ref_cnt}"
             block.ref_cnt = 1
@@ -104,7 +108,7 @@ class BlockPool:
         """Drop one reference per entry, in the given order. Of the blocks that reach zero, those without a hash go to the head of the queue as a
         unit, the others to the tail; with caching off all go to the tail (R1.7).
 
-        Raises EngineError, changing nothing, for a block that has no reference left (not when `strict` is off).
+        Raises EngineError, changing nothing, for a block that has no reference left (not in compat mode).
         """
         prepended: list[KVCacheBlock] = []
         appended: list[KVCacheBlock] = []
@@ -170,27 +174,37 @@ class BlockPool:
         block_mask: Sequence[bool] | None = None,
     ) -> None:
         """Register blocks [num_cached_blocks, num_full_blocks) of the request's table `blocks` (R1.11), except null blocks and those whose entry in
-        `block_mask` (one per block of that range) is False. One BlockStored is queued for the whole range."""
+        `block_mask` (one per block of that range) is False. One BlockStored is queued for the whole range.
+
+        Raises EngineError, changing nothing, when the table or the request's hashes are shorter than that."""
         if num_cached_blocks >= num_full_blocks:
             return
         assert self.hash_block_size is not None, "a pool that caches needs hash_block_size"
         hashes = hashes_at_block_size(request.block_hashes, self.hash_block_size, block_size)
-        stored: list[bytes] = []
-        for index in range(num_cached_blocks, num_full_blocks):
+        if self.strict and num_full_blocks > min(len(blocks), len(hashes)):
+            raise EngineError(
+                f"{num_full_blocks} blocks of {request.request_id} cannot be cached: its table has {len(blocks)}, and {len(hashes)} of its blocks are full"
+            )
+        group_suffix = kv_cache_group_id.to_bytes(4, "big")
+        emit = self._emit
+        stored: list[int] = []
+        for index in range(num_cached_blocks, min(num_full_blocks, len(blocks))):
             block = blocks[index]
             if block.is_null or (block_mask is not None and not block_mask[index - num_cached_blocks]):
                 continue
             block_hash = hashes[index]
             num_tokens = (index + 1) * block_size
             if block.block_hash is not None:
-                assert (block.block_hash_num_tokens or 0) < num_tokens, f"block {block.block_id} is cached already"
-                self._evict_cached_block(block)
-            key = make_block_hash_with_group_id(block_hash, kv_cache_group_id)
-            duplicates = self.cached_block_hash_to_block.block_ids(key) if self._emit is not None else []
+                # Only an entry that ended inside the block can be here: it gives way to the full block's.
+                if (block.block_hash_num_tokens or 0) >= num_tokens:
+                    raise EngineError(f"block {block.block_id} of {request.request_id} is cached already")
+                self._evict_cached_block(block, Cause(CauseKind.PROMOTED, {"logical_index": index, "num_tokens": num_tokens}) if emit is not None else None)
+            key = block_hash + group_suffix
+            duplicates = self.cached_block_hash_to_block.block_ids(key) if emit is not None else []
             self.insert_block_hash(key, block, num_tokens)
-            stored.append(block_hash)
-            if self._emit is not None:
-                self._emit(
+            stored.append(index)
+            if emit is not None:
+                emit(
                     BlockCached(
                         cause=Cause(CauseKind.BLOCK_FULL, {"logical_index": index, "num_tokens": num_tokens}),
                         request_id=request.request_id,
@@ -200,23 +214,104 @@ class BlockPool:
                         parent_hash=hashes[index - 1].hex() if index else None,
                         token_ids=request.all_token_ids[num_tokens - block_size : num_tokens],
                         duplicates=duplicates,
+                        num_hash_tokens=num_tokens,
+                        num_cached_block=num_full_blocks,
                     )
                 )
         if self.enable_kv_cache_events:
-            positions = range(num_cached_blocks * block_size, num_full_blocks * block_size, block_size)
-            self.kv_event_queue.append(
-                BlockStored(
-                    block_hashes=stored,
-                    parent_block_hash=hashes[num_cached_blocks - 1] if num_cached_blocks else None,
-                    token_ids=request.all_token_ids[num_cached_blocks * block_size : num_full_blocks * block_size],
-                    block_size=block_size,
-                    lora_id=None,
-                    medium=MEDIUM_GPU,
-                    lora_name=request.lora_name,
-                    extra_keys=[generate_block_hash_extra_keys(request, position) for position in positions],
-                    group_idx=kv_cache_group_id,
+            if num_full_blocks > len(blocks):
+                raise EngineError(f"block {len(blocks)} of {request.request_id} cannot be cached: its table ends before it")  # compat: what comes before was
+            self._queue_stored(
+                request,
+                [hashes[index] for index in stored],
+                hashes[num_cached_blocks - 1] if num_cached_blocks else None,
+                range(num_cached_blocks * block_size, num_full_blocks * block_size),
+                block_size,
+                kv_cache_group_id,
+                [index * block_size for index in stored],
+            )
+
+    def cache_partial_block(
+        self, request: Request, block: KVCacheBlock, num_tokens: int, kv_cache_group_id: int, block_size: int, num_cached_block: int | None = None
+    ) -> BlockHashWithGroupId | None:
+        """Make `block` reachable from the prefix of `num_tokens` tokens, which ends inside it (R6.3); returns the key, None for a null block.
+
+        `num_tokens` is a multiple of the hash block size, not of `block_size`. An older entry that covers fewer tokens gives way; beside a longer one the
+        key is a further one, without an event if the block had it. `num_cached_block` only travels with the trace event. vLLM: BlockPool.cache_partial_block;
+        here: in default mode nothing is registered beside the full block's key (A49), and the event begins at the block's first token (A54)."""
+        if block.is_null:
+            return None
+        size = self.hash_block_size
+        assert size is not None
+        if num_tokens % size or num_tokens % block_size == 0:
+            raise EngineError(f"an entry of {num_tokens} tokens does not end inside a block of {block_size} at a multiple of {size}")
+        index = num_tokens // size - 1
+        block_hash = request.block_hashes[index]
+        key = make_block_hash_with_group_id(block_hash, kv_cache_group_id)
+        covered = block.block_hash_num_tokens
+        if self.has_key(block, key):
+            return key
+        if self.strict and covered is not None and covered > num_tokens:
+            return None
+        emit = self._emit
+        facts = {"logical_index": num_tokens // block_size, "num_tokens": num_tokens}
+        if covered is not None and covered < num_tokens:
+            self._evict_cached_block(block, Cause(CauseKind.PROMOTED, dict(facts)) if emit is not None else None)
+        duplicates = self.cached_block_hash_to_block.block_ids(key) if emit is not None else []
+        self.insert_block_hash(key, block, num_tokens)
+        if emit is not None:
+            emit(
+                BlockCached(
+                    cause=Cause(CauseKind.PROMPT_BOUNDARY, dict(facts)),
+                    request_id=request.request_id,
+                    group_id=kv_cache_group_id,
+                    block_id=block.block_id,
+                    block_hash=block_hash.hex(),
+                    parent_hash=request.block_hashes[index - 1].hex() if index else None,
+                    token_ids=request.all_token_ids[num_tokens - size : num_tokens],
+                    duplicates=duplicates,
+                    num_hash_tokens=num_tokens,
+                    num_cached_block=num_cached_block,
                 )
             )
+        if self.enable_kv_cache_events:
+            start = num_tokens // block_size * block_size if self.strict else index * size
+            parent = request.block_hashes[start // size - 1] if start else None
+            self._queue_stored(request, [block_hash], parent, range(start, num_tokens), num_tokens - start, kv_cache_group_id, [start])
+        return key
+
+    def move_block_hashes(self, source: KVCacheBlock, destination: KVCacheBlock) -> None:
+        """Give all keys of `source` to `destination`, which has none: the cache moves, the block that is written stays (R6.5). No events."""
+        assert destination.block_hash is None, f"block {destination.block_id} is cached already"
+        num_tokens = source.block_hash_num_tokens
+        for key in self._take_keys(source):
+            self.insert_block_hash(key, destination, num_tokens)
+
+    def _queue_stored(
+        self,
+        request: Request,
+        block_hashes: list[BlockHash],
+        parent: BlockHash | None,
+        tokens: range,
+        block_size: int,
+        kv_cache_group_id: int,
+        starts: list[int],
+    ) -> None:
+        """Queue one BlockStored (R9.1). `tokens`: the positions it covers; `starts`: first position of each stored block."""
+        keys = [generate_block_hash_extra_keys(request, start, start + block_size, compat=self.compat) for start in starts]
+        self.kv_event_queue.append(
+            BlockStored(
+                block_hashes=block_hashes,
+                parent_block_hash=parent,
+                token_ids=request.all_token_ids[tokens.start : tokens.stop],
+                block_size=block_size,
+                lora_id=request.lora_int_id if request.lora_name else None,
+                medium=MEDIUM_GPU,
+                lora_name=request.lora_name,
+                extra_keys=keys or None,
+                group_idx=kv_cache_group_id,
+            )
+        )
 
     def evict_blocks(self, block_ids: Iterable[int], cause: Cause | None = None) -> None:
         """Drop the keys of these blocks; references and the queue stay as they are (R1.13). `cause` travels with the events."""
@@ -238,23 +333,30 @@ class BlockPool:
             self._emit(PrefixCacheReset(cause=Cause(CauseKind.SCENARIO, {"what": "reset"}), ok=ok))
         return ok
 
-    def _evict_cached_block(self, block: KVCacheBlock, cause: Cause | None = None) -> bool:
-        """Take all keys of `block` out of the cache (R1.12), one BlockRemoved each; True if it had any. Without `cause` no trace event."""
+    def _take_keys(self, block: KVCacheBlock) -> list[BlockHashWithGroupId]:
+        """Take all keys of `block` out of the map, primary first, and return them (R1.12)."""
         primary = block.block_hash
         if primary is None:
-            return False
+            return []
         extra = self.cached_block_hashes_by_block.pop(block.block_id, None)
         keys = [primary] if extra is None else [primary, *sorted(extra)]
         block.block_hash = None
         block.block_hash_num_tokens = None
         for key in keys:
             self.cached_block_hash_to_block.pop(key, block.block_id)
-            if self.enable_kv_cache_events:
-                self.kv_event_queue.append(BlockRemoved([get_block_hash(key)], MEDIUM_GPU, get_group_id(key)))
+        return keys
+
+    def _evict_cached_block(self, block: KVCacheBlock, cause: Cause | None = None) -> bool:
+        """Take all keys of `block` out of the cache, one BlockRemoved each; True if it had any. Without `cause` no trace event."""
+        keys = self._take_keys(block)
+        if self.enable_kv_cache_events:
+            for key in keys:
+                if not self.strict or key not in self.cached_block_hash_to_block:
+                    self.kv_event_queue.append(BlockRemoved([get_block_hash(key)], MEDIUM_GPU, get_group_id(key)))
         if self._emit is not None and cause is not None:
             for key in keys:
                 self._emit(BlockEvicted(cause=cause, group_id=get_group_id(key), block_id=block.block_id, block_hash=get_block_hash(key).hex()))
-        return True
+        return bool(keys)
 
     # ------------------------------------------------------------------ questions
     def get_num_free_blocks(self) -> int:
@@ -264,6 +366,10 @@ class BlockPool:
     def get_usage(self) -> float:
         """Used share of the usable blocks, 0.0 to 1.0 (R1.15)."""
         return 1.0 - self.get_num_free_blocks() / (self.num_gpu_blocks - 1)
+
+    def has_key(self, block: KVCacheBlock, key: BlockHashWithGroupId) -> bool:
+        """Whether `block` is registered under `key`. vLLM: BlockHashToBlockMap.contain."""
+        return block.block_hash == key or key in self.cached_block_hashes_by_block.get(block.block_id, ())
 
     def keys_of(self, block: KVCacheBlock) -> tuple[str, ...]:
         """All keys of `block` as frames show them, primary first. vLLM: none; here: for recorders."""

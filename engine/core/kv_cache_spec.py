@@ -148,8 +148,8 @@ class MambaSpec(KVCacheSpec):
     """One block holds one recurrent state, whatever its `block_size`, which only says at which positions states are kept.
 
     `mamba_cache_mode`: ``all`` keeps a state per block, ``align`` those at which prefill chunks end, ``none`` one per request (R3.40 to R3.44).
-    `num_speculative_blocks`: further states for draft tokens. `shapes`: of the state's tensors, elements. Raises InvalidInput for another mode or a negative number.
-    vLLM: MambaSpec; here: the width of the data type instead of torch dtypes."""
+    `num_speculative_blocks`: further states for draft tokens. `shapes`: of the state's tensors, elements. Raises InvalidInput for another mode or a negative
+    number. vLLM: MambaSpec; here: the width of the data type instead of torch dtypes."""
 
     shapes: tuple[tuple[int, ...], ...] = ((1,),)
     dtype_bytes: int = 4

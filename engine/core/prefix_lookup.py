@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.core.request import Request
-from engine.trace.events import Cause, CauseKind
+from engine.trace.events import Cause, CauseKind, PrefixLookup
 
 if TYPE_CHECKING:
     from engine.core.kv_cache_coordinator import CacheHit, KVCacheCoordinator
 
 
-def explain_lookup(coordinator: KVCacheCoordinator, request: Request, hit: CacheHit, max_hit_tokens: int) -> Cause:
+def explain_lookup(coordinator: KVCacheCoordinator, request: Request, hit: CacheHit, max_hit_tokens: int) -> PrefixLookup:
+    """The event of a lookup with its cause. Changes nothing."""
+    return PrefixLookup(
+        cause=_cause(coordinator, request, hit, max_hit_tokens),
+        request_id=request.request_id,
+        group_id=0 if len(hit.blocks) == 1 else None,
+        num_hit_tokens=hit.num_tokens,
+        hit_block_ids=[block.block_id for blocks in hit.blocks for block in blocks if not block.is_null],
+        max_hit_tokens=max_hit_tokens,
+        junction=hit.junction,
+    )
+
+
+def _cause(coordinator: KVCacheCoordinator, request: Request, hit: CacheHit, max_hit_tokens: int) -> Cause:
     """The cause of the hit's end: the first block that is not cached, a block that is not full, the rule that one token must run, a prompt
     without any full block, or caching switched off. Changes nothing."""
     if not coordinator.enable_caching or request.skip_reading_prefix_cache:

@@ -52,6 +52,7 @@ class Request:
         "block_hasher",
         "block_hashes",
         "cache_salt",
+        "drop_stale_output",
         "is_prefill_chunk",
         "lora_int_id",
         "lora_name",
@@ -61,6 +62,7 @@ class Request:
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_stale_output_tokens",
         "priority",
         "prompt_embeds",
         "request_id",
@@ -111,6 +113,9 @@ class Request:
         """Tokens scheduled, but their step is not over."""
         self.num_output_placeholders = 0
         """Asynchronous scheduling: tokens that running steps will sample (R7.7)."""
+        self.num_stale_output_tokens = 0
+        """Of the tokens in flight, those that were scheduled before a preemption; `drop_stale_output`: what they sample is lost."""
+        self.drop_stale_output = False
         self.is_prefill_chunk = False
         """Whether the last schedule left part of the prompt for later."""
         self.shared_prefix_boundary = 0

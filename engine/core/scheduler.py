@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from engine.core.block_hash import BlockHash
+from engine.core.compat import check_compat
 from engine.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from engine.core.kv_cache_spec import KVCacheConfig
+from engine.core.kv_cache_spec import KVCacheConfig, MambaSpec
 from engine.core.kv_events import KVCacheEvent
-from engine.core.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SampledToken, SchedulerOutput
+from engine.core.mamba_split import MambaBlockAlignedSplit
+from engine.core.output import ModelRunnerOutput, SampledToken, SchedulerOutput
 from engine.core.request import FINISH_REASONS, Request, RequestStatus
 from engine.core.request_check import check_request
-from engine.core.request_queue import RequestQueue, create_request_queue
+from engine.core.request_queue import RequestQueue, create_request_queue, priority_key
 from engine.core.scheduler_config import SchedulerConfig, SchedulingPolicy
+from engine.core.scheduler_output import make_scheduler_output
 from engine.core.step_plan import StepPlan
-from engine.errors import InvalidInput
+from engine.core.stop_check import check_stop
+from engine.errors import EngineError, InvalidInput
 from engine.trace.events import (
     Cause,
     CauseKind,
@@ -39,10 +43,12 @@ __all__ = ["Scheduler", "SchedulerConfig", "SchedulingPolicy"]
 class Scheduler:
     """Waiting and running requests over one KV-cache manager.
 
-    `running` is in order of admission, `waiting` in order of service, `requests` holds both. `block_hasher` is given to requests that bring none (None: they
-    are not hashed). With `strict`, requests that can never finish are refused at the door, a double free raises, and a request
-    that leaves the plan of a step takes along the hashes of blocks that this step would have filled. Raises InvalidInput for impossible
-    settings. vLLM: Scheduler; here: finished requests are handed back, and `strict` (vLLM lets such requests wait or preempt themselves for ever).
+    `running` is in order of admission, `waiting` in order of service, `requests` holds both; `skipped_waiting` those that a step passed over because tokens
+    of theirs are still on the way. `block_hasher` is given to requests that bring none (None: they are not hashed). `block_size`: of the model's cache, to
+    which chunks are cut in Mamba mode ``align``; the other settings as in KVCacheManager. By default, requests that can never finish are refused at the
+    door, a double free raises, and a request that leaves the plan of a step takes along the hashes of blocks that this step would have filled; with
+    `compat` as in `engine.core.compat`. Raises InvalidInput for impossible settings. vLLM: Scheduler and AsyncScheduler; here: one class, finished requests
+    are handed back, no drafts, no KV connector, no encoder.
     """
 
     def __init__(
@@ -53,35 +59,62 @@ class Scheduler:
         enable_caching: bool = True,
         block_hasher: Callable[[Request], list[BlockHash]] | None = None,
         hash_block_size: int | None = None,
+        scheduler_block_size: int | None = None,
+        block_size: int | None = None,
         use_eagle: bool = False,
+        retention_interval: int | None = None,
+        dcp_world_size: int = 1,
+        max_in_flight_tokens: int | None = None,
         emit: Emit | None = None,
         enable_kv_cache_events: bool = False,
-        strict: bool = True,
+        compat: str | None = None,
     ) -> None:
         self.scheduler_config = scheduler_config
         self.kv_cache_config = kv_cache_config
         self.enable_caching = enable_caching
         self.block_hasher = block_hasher
-        self.strict = strict
+        self.strict = check_compat(compat) is None
         self.kv_cache_manager = KVCacheManager(
             kv_cache_config,
             scheduler_config.max_model_len,
             hash_block_size=hash_block_size,
+            scheduler_block_size=scheduler_block_size,
+            max_in_flight_tokens=scheduler_config.max_in_flight_tokens if max_in_flight_tokens is None else max_in_flight_tokens,
             enable_caching=enable_caching,
             use_eagle=use_eagle,
             watermark=scheduler_config.watermark,
+            retention_interval=retention_interval,
+            dcp_world_size=dcp_world_size,
             enable_kv_cache_events=enable_kv_cache_events,
             emit=emit,
-            strict=strict,
+            compat=compat,
         )
+        self._mamba_split = self._make_mamba_split(block_size, use_eagle)
         self.policy = SchedulingPolicy(scheduler_config.policy)
         self.waiting: RequestQueue = create_request_queue(self.policy)
+        self.skipped_waiting: RequestQueue = create_request_queue(self.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
-        self.reset_preempted_req_ids: set[str] = set()
         """Finished since the last schedule(); the worker drops their rows."""
+        self.reset_preempted_req_ids: set[str] = set()
         self._emit = emit
+
+    def _make_mamba_split(self, block_size: int | None, use_eagle: bool) -> MambaBlockAlignedSplit | None:
+        specs = [group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups]
+        mamba = next((spec for spec in specs if isinstance(spec, MambaSpec)), None)
+        if mamba is None or mamba.mamba_cache_mode != "align":
+            return None
+        config, coordinator = self.scheduler_config, self.kv_cache_manager.coordinator
+        threshold = config.long_prefill_token_threshold
+        longest = config.max_num_batched_tokens
+        return MambaBlockAlignedSplit(
+            block_size or mamba.block_size,
+            coordinator.hash_block_size,
+            coordinator.scheduler_block_size,
+            min(longest, threshold) if threshold else longest,
+            use_eagle,
+        )
 
     # ------------------------------------------------------------------ requests come and go
     def check_request(self, request: Request) -> None:
@@ -117,7 +150,7 @@ class Scheduler:
         ended: list[Request] = []
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             request = self.requests.get(request_id)
-            if request is not None:
+            if request is not None and not request.is_finished():
                 self._finish(request, finished_status, Cause(CauseKind.SCENARIO, {"what": FINISH_REASONS[finished_status]}))
                 ended.append(request)
         return ended
@@ -144,11 +177,14 @@ class Scheduler:
         index = 0
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
-            num_wanted = request.num_tokens - request.num_computed_tokens
+            num_wanted = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
             num_new_tokens = min(self._capped(num_wanted), plan.token_budget)
             # One place stays free for the token that this step will give.
             num_new_tokens = min(num_new_tokens, self.scheduler_config.max_model_len - 1 - request.num_computed_tokens)
-            if num_new_tokens <= 0:
+            cut: Cause | None = None
+            if self._mamba_split is not None:
+                num_new_tokens, cut = self._mamba_split(request, num_new_tokens, request.num_computed_tokens)
+            if num_new_tokens <= 0 or self._ends_with_running_steps(request):
                 index += 1
                 continue
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
@@ -158,9 +194,15 @@ class Scheduler:
                 if victim is request:
                     return
                 new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
-            self._take(request, num_wanted, num_new_tokens, new_blocks, plan)
+            self._take(request, num_wanted, num_new_tokens, new_blocks, plan, cut)
             plan.running.append(request)
             index += 1
+
+    @staticmethod
+    def _ends_with_running_steps(request: Request) -> bool:
+        """Asynchronous scheduling: whether the steps on their way already bring the last token that the request may have."""
+        num_placeholders = request.num_output_placeholders
+        return num_placeholders > 0 and request.num_computed_tokens + 2 - num_placeholders >= request.num_prompt_tokens + request.max_tokens
 
     def _preempt_for(self, request: Request, plan: StepPlan) -> tuple[Request, int]:
         """Preempt one running request so that `request` may fit (R7.5); also tells by how many places `request` moved forward."""
@@ -177,12 +219,19 @@ class Scheduler:
         plan.preempted.append(victim.request_id)
         return victim, earlier
 
-    def _preempt(self, request: Request, cause: Cause) -> None:
-        """Everything back, progress to 0, to the front of the queue. The caller has taken `request` out of `running`."""
+    def _preempt(self, request: Request, cause: Cause, drop_stale_output: bool = False) -> None:
+        """Everything back, progress to 0, to the front of the queue. The caller has taken `request` out of `running`. Tokens that running steps still
+        bring are appended all the same, or lost with `drop_stale_output`."""
+        if request.status is not RequestStatus.RUNNING:
+            raise EngineError(f"request {request.request_id} cannot be preempted: it is {request.status.name}")
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.waiting.prepend_request(request)
         num_lost_tokens, request.num_computed_tokens = request.num_computed_tokens, 0
+        request.drop_stale_output = drop_stale_output or (request.drop_stale_output and request.num_stale_output_tokens > 0)
+        request.num_stale_output_tokens = request.num_in_flight_tokens
+        request.num_output_placeholders = 0
+        self.reset_preempted_req_ids.add(request.request_id)
         if self._emit is not None:
             self._emit(RequestPreempted(cause=cause, request_id=request.request_id, num_lost_tokens=num_lost_tokens))
         cause = Cause(CauseKind.PREEMPTED)
@@ -190,61 +239,88 @@ class Scheduler:
             self.kv_cache_manager.evict_unwritten_blocks(request.request_id, num_lost_tokens, cause)
         self.kv_cache_manager.free(request, cause)
 
+    def _select_waiting_queue(self) -> RequestQueue:
+        """Passed-over requests first in order of arrival; by priority the better of the two heads. At least one queue has somebody."""
+        if not len(self.skipped_waiting):
+            return self.waiting
+        if not len(self.waiting) or self.policy is SchedulingPolicy.FCFS:
+            return self.skipped_waiting
+        return min(self.waiting, self.skipped_waiting, key=lambda queue: priority_key(queue.peek_request()))
+
     def _schedule_waiting(self, plan: StepPlan) -> None:
-        config = self.scheduler_config
-        while len(self.waiting) and plan.token_budget > 0 and len(self.running) < config.max_num_seqs:
-            request = self.waiting.peek_request()
-            num_free = self.kv_cache_manager.block_pool.get_num_free_blocks()
-            computed = self.kv_cache_manager.get_computed_blocks(request)
-            num_wanted = request.num_tokens - computed.num_tokens
-            num_new_tokens = self._capped(num_wanted)
-            if num_new_tokens > plan.token_budget and not config.enable_chunked_prefill:
-                break
-            num_new_tokens = min(num_new_tokens, plan.token_budget)
-            new_blocks = self.kv_cache_manager.allocate_slots(
-                request,
-                num_new_tokens,
-                computed.num_tokens,
-                computed.blocks,
-                full_sequence_must_fit=config.scheduler_reserve_full_isl,
-                has_scheduled_reqs=bool(self.running),
-            )
-            if new_blocks is None:
+        passed_over: list[Request] = []
+        while len(self.waiting) + len(self.skipped_waiting) and plan.token_budget > 0 and len(self.running) < self.scheduler_config.max_num_seqs:
+            queue = self._select_waiting_queue()
+            request = queue.peek_request()
+            if request.num_stale_output_tokens > 0 and not request.drop_stale_output:
+                # A step on its way brings a token of this request: admitted now, it would sample that position again.
+                passed_over.append(queue.pop_request())
+            elif not self._admit(request, queue, plan):
                 break  # nobody overtakes a request that does not fit (R7.3)
-            resumed = request.status is RequestStatus.PREEMPTED
-            self.waiting.pop_request()
-            self.running.append(request)
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = computed.num_tokens
-            (plan.resumed if resumed else plan.new).append(request)
-            if self._emit is not None:
-                num_required = num_free - self.kv_cache_manager.block_pool.get_num_free_blocks()
-                self._emit(
-                    RequestAdmitted(
-                        cause=Cause(CauseKind.FCFS_HEAD, {"num_required": num_required, "num_free": num_free}),
-                        request_id=request.request_id,
-                        num_computed_tokens=computed.num_tokens,
-                        resumed=resumed,
-                    )
-                )
-            self._take(request, num_wanted, num_new_tokens, new_blocks, plan)
+        for request in reversed(passed_over):
+            self.skipped_waiting.prepend_request(request)
+
+    def _admit(self, request: Request, queue: RequestQueue, plan: StepPlan) -> bool:
+        """Move the head of `queue` to the running list and schedule it; False, changing nothing, when it has to wait."""
+        config = self.scheduler_config
+        num_free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        computed = self.kv_cache_manager.get_computed_blocks(request)
+        request.shared_prefix_boundary = computed.junction
+        num_wanted = request.num_tokens - computed.num_tokens
+        num_new_tokens = self._capped(num_wanted)
+        if num_new_tokens > plan.token_budget and not config.enable_chunked_prefill:
+            return False
+        num_new_tokens = min(num_new_tokens, plan.token_budget)
+        cut: Cause | None = None
+        if self._mamba_split is not None:
+            num_new_tokens, cut = self._mamba_split(request, num_new_tokens, computed.num_tokens)
+            if num_new_tokens == 0:
+                return False
+        new_blocks = self.kv_cache_manager.allocate_slots(
+            request,
+            num_new_tokens,
+            computed.num_tokens,
+            computed.blocks,
+            full_sequence_must_fit=config.scheduler_reserve_full_isl,
+            has_scheduled_reqs=bool(self.running),
+        )
+        if new_blocks is None:
+            return False
+        self.kv_cache_manager.record_prefix_cache_stats(request, computed.num_tokens)
+        resumed = request.status is RequestStatus.PREEMPTED
+        queue.pop_request()
+        self.running.append(request)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = computed.num_tokens
+        (plan.resumed if resumed else plan.new).append(request)
+        if self._emit is not None:
+            num_required = num_free - self.kv_cache_manager.block_pool.get_num_free_blocks()
+            facts = {"num_required": num_required, "num_free": num_free}
+            cause = Cause(CauseKind.FCFS_HEAD, dict(facts))
+            if self.policy is SchedulingPolicy.PRIORITY:
+                cause = Cause(CauseKind.PRIORITY_HEAD, {**facts, "priority": request.priority})
+            self._emit(RequestAdmitted(cause=cause, request_id=request.request_id, num_computed_tokens=computed.num_tokens, resumed=resumed))
+        self._take(request, num_wanted, num_new_tokens, new_blocks, plan, cut)
+        return True
 
     def _capped(self, num_wanted: int) -> int:
         threshold = self.scheduler_config.long_prefill_token_threshold
         return min(num_wanted, threshold) if threshold else num_wanted
 
-    def _take(self, request: Request, num_wanted: int, num_new_tokens: int, new_blocks: KVCacheBlocks, plan: StepPlan) -> None:
-        """Write `num_new_tokens` of `request` into the plan and say why it is this number."""
+    def _take(self, request: Request, num_wanted: int, num_new_tokens: int, new_blocks: KVCacheBlocks, plan: StepPlan, cut: Cause | None) -> None:
+        """Write `num_new_tokens` of `request` into the plan and say why it is this number; `cut`: why it was cut at the end of a state."""
         token_budget = plan.token_budget
         plan.take(request, num_new_tokens, new_blocks)
         if self._emit is None:
             return
         capped = self._capped(num_wanted)
-        if num_new_tokens < capped:
+        if cut is not None:
+            cause = cut
+        elif num_new_tokens < capped:
             cause = Cause(CauseKind.CHUNKED_BY_BUDGET, {"num_wanted": num_wanted, "num_new_tokens": num_new_tokens, "token_budget": token_budget})
         elif capped < num_wanted:
             cause = Cause(CauseKind.CHUNKED_BY_THRESHOLD, {"num_wanted": num_wanted, "num_new_tokens": num_new_tokens, "threshold": capped})
-        elif num_wanted == 1 and request.num_computed_tokens >= request.num_prompt_tokens:
+        elif num_new_tokens == 1 and request.num_computed_tokens >= request.num_prompt_tokens:
             cause = Cause(CauseKind.DECODE, {"num_new_tokens": num_new_tokens})
         else:
             cause = Cause(CauseKind.PREFILL, {"num_new_tokens": num_new_tokens})
@@ -260,39 +336,18 @@ class Scheduler:
     def _finish_plan(self, plan: StepPlan) -> SchedulerOutput:
         manager = self.kv_cache_manager
         common = manager.get_num_common_prefix_blocks(self.running[0].request_id) if self.running else [0] * manager.num_kv_cache_groups
-        cached = [*plan.running, *plan.resumed]
-        resumed_ids = {request.request_id for request in plan.resumed}
-        output = SchedulerOutput(
-            scheduled_new_reqs=[
-                NewRequestData(
-                    req_id=request.request_id,
-                    prompt_token_ids=request.prompt_token_ids,
-                    block_ids=manager.get_block_ids(request.request_id),
-                    num_computed_tokens=request.num_computed_tokens,
-                    sampling_params=request.sampling_params,
-                )
-                for request in plan.new
-            ],
-            scheduled_cached_reqs=CachedRequestData(
-                req_ids=[request.request_id for request in cached],
-                resumed_req_ids=resumed_ids,
-                all_token_ids={request.request_id: list(request.all_token_ids) for request in plan.resumed},
-                new_block_ids=[
-                    manager.get_block_ids(request.request_id) if request.request_id in resumed_ids else plan.new_block_ids(request) for request in cached
-                ],
-                num_computed_tokens=[request.num_computed_tokens for request in cached],
-                num_output_tokens=[request.num_output_tokens for request in cached],
-            ),
-            num_scheduled_tokens=plan.num_scheduled_tokens,
-            total_num_scheduled_tokens=sum(plan.num_scheduled_tokens.values()),
-            num_common_prefix_blocks=common,
-            finished_req_ids=self.finished_req_ids,
-            preempted_req_ids={*plan.preempted, *self.reset_preempted_req_ids},
-        )
+        copies, retained = manager.take_kv_cache_block_copies()
+        manager.release_copied_blocks(retained)
+        output = make_scheduler_output(plan, manager, common, copies, self.finished_req_ids, self.reset_preempted_req_ids)
         self.finished_req_ids = set()
         self.reset_preempted_req_ids = set()
         for request_id, num_new_tokens in plan.num_scheduled_tokens.items():
-            self.requests[request_id].num_computed_tokens += num_new_tokens
+            request = self.requests[request_id]
+            request.num_computed_tokens += num_new_tokens
+            request.num_in_flight_tokens += num_new_tokens
+            request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
+            if self.scheduler_config.async_scheduling and not request.is_prefill_chunk:
+                request.num_output_placeholders += 1
         if self._emit is not None:
             self._emit(
                 StepScheduled(
@@ -305,20 +360,48 @@ class Scheduler:
 
     # ------------------------------------------------------------------ the model has answered
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> list[Request]:
-        """Append the sampled tokens, request by request in the order of the step, and end who is done, freeing at once (R7.8). Returns those."""
+        """Append the sampled tokens, request by request in the order of the step, and end who is done, freeing at once (R7.8). Returns those.
+
+        Called once per schedule(), in the same order; asynchronously there may be later schedules meanwhile."""
         ended: list[Request] = []
-        for request_id in scheduler_output.num_scheduled_tokens:
+        for request_id, num_scheduled_tokens in scheduler_output.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
             if request is None:
                 continue  # aborted while the model ran
-            for token in model_runner_output.sampled.get(request_id, ()):
-                self._append_token(request, token)
-                end = self._check_stop(request)
-                if end is not None:
-                    self._finish(request, *end)
-                    ended.append(request)
-                    break
+            request.num_in_flight_tokens -= num_scheduled_tokens
+            is_stale = request.num_stale_output_tokens > 0
+            if is_stale:
+                request.num_stale_output_tokens -= num_scheduled_tokens
+            if request.is_finished() or (is_stale and request.drop_stale_output):
+                continue
+            tokens = model_runner_output.sampled.get(request_id)
+            end = self._append_tokens(request, tokens, is_stale) if tokens else None
+            if end is not None:
+                self._finish(request, *end, stays_running=not self.strict)
+                ended.append(request)
+        if not self.strict:  # vLLM clears the list at the end, so an error on the way leaves finished requests in it
+            self.running = [request for request in self.running if request not in ended]
         return ended
+
+    def _append_tokens(self, request: Request, tokens: Iterable[SampledToken], is_stale: bool) -> tuple[RequestStatus, Cause] | None:
+        """Append until one is the last. Asynchronously, what they fill is registered only now, because nobody knew them before (R7.7)."""
+        end: tuple[RequestStatus, Cause] | None = None
+        num_appended = 0
+        for token in tokens:
+            self._append_token(request, token)
+            num_appended += 1
+            end = check_stop(request, self.scheduler_config.max_model_len)
+            if end is not None:
+                break
+        if self.scheduler_config.async_scheduling:
+            if not is_stale:
+                request.num_output_placeholders -= num_appended
+                if request.num_output_placeholders < 0:
+                    request.status = end[0] if end is not None else request.status
+                    raise EngineError(f"request {request.request_id} was given more tokens than its steps had places for")
+            if request.status is RequestStatus.RUNNING:
+                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
+        return end
 
     def _append_token(self, request: Request, token: SampledToken) -> None:
         request.append_output_token_ids(token.token_id)
@@ -333,24 +416,12 @@ class Scheduler:
                 )
             )
 
-    def _check_stop(self, request: Request) -> tuple[RequestStatus, Cause] | None:
-        """Whether the token just appended is the last one, and why."""
-        token_id = request.all_token_ids[-1]
-        if token_id in request.sampling_params.stop_token_ids:
-            request.stop_reason = token_id
-            return RequestStatus.FINISHED_STOPPED, Cause(CauseKind.STOP_TOKEN, {"token_id": token_id})
-        if request.num_output_tokens >= request.max_tokens:
-            return RequestStatus.FINISHED_LENGTH_CAPPED, Cause(CauseKind.MAX_TOKENS, {"max_tokens": request.max_tokens})
-        max_model_len = self.scheduler_config.max_model_len
-        if request.num_tokens >= max_model_len:
-            return RequestStatus.FINISHED_LENGTH_CAPPED, Cause(CauseKind.MAX_MODEL_LEN, {"max_model_len": max_model_len})
-        return None
-
-    def _finish(self, request: Request, status: RequestStatus, cause: Cause) -> None:
+    def _finish(self, request: Request, status: RequestStatus, cause: Cause, stays_running: bool = False) -> None:
         if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
+            if not stays_running:
+                self.running.remove(request)
         else:
-            self.waiting.remove_request(request)
+            (self.waiting if request in self.waiting else self.skipped_waiting).remove_request(request)
         request.status = status
         reason = FINISH_REASONS[status]
         self.finished_req_ids.add(request.request_id)
@@ -366,8 +437,7 @@ class Scheduler:
         if reset_running_requests:
             while self.running:
                 victim = self.running.pop()
-                self._preempt(victim, Cause(CauseKind.SCENARIO, {"what": "reset"}))
-                self.reset_preempted_req_ids.add(victim.request_id)
+                self._preempt(victim, Cause(CauseKind.SCENARIO, {"what": "reset"}), drop_stale_output=True)
         return self.kv_cache_manager.reset_prefix_cache()
 
     def take_events(self) -> list[KVCacheEvent]:

@@ -19,7 +19,8 @@ class SchedulingPolicy(str, Enum):
 class SchedulerConfig:
     """`max_num_seqs`: requests running at once. `max_num_batched_tokens`: token budget of a step. `max_model_len`: tokens of one request, outputs included.
     `long_prefill_token_threshold`: most tokens of one request in a step, 0 for no bound. `scheduler_reserve_full_isl`: admit only if the whole current
-    sequence fits (R7.4). `watermark`: share of the pool that an admission must leave free while others run.
+    sequence fits (R7.4). `async_scheduling`: a step is planned while the one before it still runs (R7.7). `watermark`: share of the pool that an admission
+    must leave free while others run.
 
     Raises InvalidInput for sizes that cannot work. vLLM: SchedulerConfig; here: `watermark` is checked by the KV-cache manager."""
 
@@ -31,6 +32,7 @@ class SchedulerConfig:
     scheduler_reserve_full_isl: bool = True
     watermark: float = 0.0
     policy: str = "fcfs"
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -43,3 +45,8 @@ class SchedulerConfig:
             raise InvalidInput(f"long_prefill_token_threshold is {threshold}, but no request is longer than max_model_len, which is {self.max_model_len}")
         if self.policy not in [policy.value for policy in SchedulingPolicy]:
             raise InvalidInput(f"unknown scheduling policy {self.policy!r}: choose one of {', '.join(policy.value for policy in SchedulingPolicy)}")
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        """Tokens that can be scheduled without their steps being over: a full budget for every step on its way (R3.4)."""
+        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)

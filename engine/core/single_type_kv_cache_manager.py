@@ -8,89 +8,154 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from engine.core.block_hash import BlockHash
 from engine.core.block_pool import BlockPool, FreedBlocks
 from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.kv_cache_spec import KVCacheSpec
 from engine.core.request import Request
-from engine.trace.events import BlocksAllocated, BlocksFreed, BlocksSkipped, BlocksTouched, Cause, CauseKind, Emit
+from engine.errors import EngineError
+from engine.trace.events import BlocksAllocated, BlocksFreed, BlocksSkipped, BlocksTouched, CachingSkipped, Cause, CauseKind, CopyQueued, Emit
 
 
 class SingleTypeKVCacheManager(ABC):
     """Tables and frontiers of group `kv_cache_group_id`.
 
+    `block_size`: tokens per block as the scheduler counts them, i.e. the spec's times `dcp_world_size`. `scheduler_block_size`: granularity of hits in a
+    hybrid, tokens. `max_admission_blocks`: most blocks of one request that the full-sequence gate counts (R3.4). `zero_new_blocks`: remember which
+    blocks are new, for the worker to zero. `use_eagle` is set by the coordinator.
     `req_to_blocks`: block table per request, in logical order. `num_cached_block`: how many leading blocks caching has dealt with, absent until the
-    first caching or hit. All block counts are in blocks, all token counts in tokens. vLLM: SingleTypeKVCacheManager.
+    first caching or hit. `pending_copies`: (source, destination) pairs, both held until they are taken (R6.6). vLLM: SingleTypeKVCacheManager.
     """
 
-    def __init__(self, kv_cache_spec: KVCacheSpec, block_pool: BlockPool, kv_cache_group_id: int, *, emit: Emit | None = None) -> None:
+    supports_fine_grained_hash_lookup: ClassVar[bool] = False
+    """Whether a hit may end inside one of its blocks (R6.2)."""
+
+    def __init__(
+        self,
+        kv_cache_spec: KVCacheSpec,
+        block_pool: BlockPool,
+        kv_cache_group_id: int,
+        *,
+        scheduler_block_size: int | None = None,
+        dcp_world_size: int = 1,
+        max_admission_blocks: int | None = None,
+        zero_new_blocks: bool = False,
+        emit: Emit | None = None,
+    ) -> None:
         self.kv_cache_spec = kv_cache_spec
-        self.block_size = kv_cache_spec.block_size
+        self.block_size = kv_cache_spec.block_size * dcp_world_size
+        self.scheduler_block_size = scheduler_block_size or self.block_size
         self.block_pool = block_pool
         self.kv_cache_group_id = kv_cache_group_id
+        self.max_admission_blocks = max_admission_blocks
+        self.use_eagle = False
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
         self.num_cached_block: dict[str, int] = {}
+        self.pending_copies: list[tuple[KVCacheBlock, KVCacheBlock]] = []
+        self.new_block_ids: list[int] = []
+        self._zero_new_blocks = zero_new_blocks
+        self._partial_hits: dict[str, tuple[int, KVCacheBlock]] = {}
+        """Requests whose table still shares the block inside which their hit ended: its index and the block (R6.4)."""
         self._emit = emit
 
+    def get_table(self, request_id: str) -> list[KVCacheBlock]:
+        """The request's block table, the live list; an empty one when it has none. In compat mode asking leaves the empty table behind: vLLM's tables are
+        a defaultdict, and where requests with a table are counted (R3.11) that shows."""
+        if self.block_pool.strict:
+            return self.req_to_blocks.get(request_id, [])
+        return self.req_to_blocks.setdefault(request_id, [])
+
     # ------------------------------------------------------------------ how much is needed
-    def get_num_new_blocks(self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock], total_computed_tokens: int) -> int:
-        """Blocks that must come from the head of the queue so that `num_tokens` slots exist (first half of R3.3). `total_computed_tokens` counts hits."""
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        num_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """By how much the free queue gets shorter when `num_tokens` slots are to exist: new blocks, hit blocks that nobody uses, and one more when the hit
+        ends inside a block (R3.3). `num_computed_tokens` counts the hit; `num_tokens_main_model` leaves out draft tokens.
+
+        Raises EngineError for a hit of a request that runs already."""
         num_required = -(-num_tokens // self.block_size)
-        num_held = len(self.req_to_blocks.get(request_id, ()))
-        if request_id not in self.num_cached_block:
-            num_held = max(self.get_num_skipped_tokens(total_computed_tokens) // self.block_size, num_held + len(new_computed_blocks))
-        return max(num_required - num_held, 0)
+        if apply_admission_cap and self.max_admission_blocks is not None:
+            num_required = min(num_required, self.max_admission_blocks)
+        table = self.req_to_blocks.get(request_id)
+        num_held = len(table) if table else 0
+        if request_id in self.num_cached_block:
+            if new_computed_blocks:
+                raise EngineError(f"request {request_id} runs already and cannot adopt further blocks")
+            return num_required - num_held if num_required > num_held else 0
+        num_skipped = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
+        num_new = max(num_required - max(num_skipped, len(new_computed_blocks) + num_held), 0)
+        if not new_computed_blocks:
+            return num_new
+        num_evictable = self.get_num_evictable_blocks(new_computed_blocks[max(0, num_skipped - num_held) :])
+        return num_new + num_evictable + (num_computed_tokens % self.block_size != 0)
 
-    def get_num_evictable_blocks(self, new_computed_blocks: Sequence[KVCacheBlock], total_computed_tokens: int) -> int:
-        """Hit blocks that nobody uses: adopting them makes the free queue shorter, so they count against the capacity (R3.3, R5.5)."""
-        num_skipped_blocks = self.get_num_skipped_tokens(total_computed_tokens) // self.block_size
-        return sum(1 for block in new_computed_blocks[num_skipped_blocks:] if block.ref_cnt == 0 and not block.is_null)
-
-    def get_max_admission_blocks(self) -> int | None:
-        """What a whole sequence can hold at most at one time (R3.4), None without such a bound."""
-        return None
+    @staticmethod
+    def get_num_evictable_blocks(blocks: Sequence[KVCacheBlock]) -> int:
+        """Hit blocks that nobody uses: adopting them makes the free queue shorter, so they count against the capacity (R5.5)."""
+        return sum([1 for block in blocks if block.ref_cnt == 0 and not block.is_null])
 
     # ------------------------------------------------------------------ taking
-    def add_local_computed_blocks(self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], total_computed_tokens: int) -> None:
+    def add_local_computed_blocks(self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> None:
         """Adopt a new request's hit blocks: touch those that attention will still read, put null blocks for the others, set the frontier (R3.5)."""
-        if request_id in self.num_cached_block:
-            assert not new_computed_blocks, f"request {request_id} runs already and cannot adopt further blocks"
-            return
         table = self.req_to_blocks.setdefault(request_id, [])
-        assert not table, f"request {request_id} has blocks, but no caching frontier"
-        num_skipped_blocks = min(self.get_num_skipped_tokens(total_computed_tokens) // self.block_size, len(new_computed_blocks))
-        adopted = new_computed_blocks[num_skipped_blocks:]
+        if table:
+            raise EngineError(f"request {request_id} has blocks, so it cannot adopt others before them")
+        num_skipped = max(self.get_num_skipped_tokens(num_computed_tokens) // self.block_size, 0)
+        adopted = new_computed_blocks[num_skipped:]
         left_free_queue = [block.block_id for block in adopted if block.ref_cnt == 0 and not block.is_null] if self._emit is not None else []
         self.block_pool.touch(adopted)
-        table.extend([self.block_pool.null_block] * num_skipped_blocks)
+        table.extend([self.block_pool.null_block] * num_skipped)
         table.extend(adopted)
         self.num_cached_block[request_id] = len(table)
-        if self._emit is not None and adopted:
-            facts = {"num_hit_tokens": len(table) * self.block_size, "num_from_queue": len(left_free_queue)}
+        if adopted and num_computed_tokens % self.block_size:
+            index = num_computed_tokens // self.block_size
+            self._partial_hits[request_id] = (index, adopted[-1])
+            self.num_cached_block[request_id] = index
+        if self._emit is not None and table:
             self._emit(
                 BlocksTouched(
-                    cause=Cause(CauseKind.PREFIX_CACHE_HIT, dict(facts)),
+                    cause=Cause(CauseKind.PREFIX_CACHE_HIT, {"num_hit_tokens": num_computed_tokens, "num_from_queue": len(left_free_queue)}),
                     request_id=request_id,
                     group_id=self.kv_cache_group_id,
                     block_ids=[block.block_id for block in adopted],
                     left_free_queue=left_free_queue,
+                    num_null_blocks=num_skipped,
+                    num_cached_block=self.num_cached_block[request_id],
                 )
             )
 
-    def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
-        """Append blocks to the request's table until it has `num_tokens` slots; return only the new ones. The caller has checked the capacity."""
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
+        """Append blocks to the request's table until it has `num_tokens` slots; before that, redirect a hit that ends inside a block to a private copy
+        (R6.4). Returns only the new ones, the copy first. The caller has checked the capacity."""
         table = self.req_to_blocks.get(request_id)
         if table is None:
             table = self.req_to_blocks[request_id] = []
+        copies: list[KVCacheBlock] = []
+        if request_id in self._partial_hits:
+            index, source = self._partial_hits.pop(request_id)
+            copies = [self._redirect_to_copy(request_id, index, source)]
+            self.new_block_ids.append(copies[0].block_id)
         num_required = -(-num_tokens // self.block_size)
-        num_held = len(table)
-        if num_required <= num_held:
-            return []
-        num_free = self.block_pool.free_block_queue.num_free_blocks
-        new_blocks = self.block_pool.get_new_blocks(num_required - num_held, request_id)
+        if num_required <= len(table):
+            return copies
+        new_blocks = self._append_new_blocks(request_id, table, num_required - len(table), num_tokens, num_required)
+        return copies + new_blocks if copies else new_blocks
+
+    def _append_new_blocks(self, request_id: str, table: list[KVCacheBlock], num_new: int, num_tokens: int, num_required: int) -> list[KVCacheBlock]:
+        num_held, num_free = len(table), self.block_pool.free_block_queue.num_free_blocks
+        new_blocks = self.block_pool.get_new_blocks(num_new, request_id)
         table.extend(new_blocks)
-        if self._emit is not None:
+        if self._zero_new_blocks:
+            self.new_block_ids.extend([block.block_id for block in new_blocks])
+        if self._emit is not None and new_blocks:
             facts = {"num_tokens": num_tokens, "num_required": num_required, "num_held": num_held, "num_free": num_free}
             self._emit(
                 BlocksAllocated(
@@ -102,62 +167,134 @@ class SingleTypeKVCacheManager(ABC):
             )
         return new_blocks
 
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Register the blocks that `num_tokens` tokens fill and move the frontier (R3.6)."""
-        num_cached = self.num_cached_block.get(request.request_id, 0)
+    def _redirect_to_copy(self, request_id: str, index: int, source: KVCacheBlock) -> KVCacheBlock:
+        """Consumer side of copy-on-write (R6.4): a new block takes the shared one's place. Both stay held until the copy is taken: the source by the
+        reference of the hit, the destination by one more than the request's."""
+        table = self.req_to_blocks[request_id]
+        assert table[index] is source, f"block {source.block_id} is not where the hit of {request_id} ended"
+        destination = self.block_pool.get_new_blocks(1, request_id)[0]
+        destination.ref_cnt += 1
+        table[index] = destination
+        self.pending_copies.append((source, destination))
+        self._emit_copy(request_id, source, destination, index, Cause(CauseKind.PARTIAL_HIT, {"logical_index": index}))
+        return destination
+
+    def _emit_copy(self, request_id: str, source: KVCacheBlock, destination: KVCacheBlock, index: int, cause: Cause) -> None:
+        if self._emit is not None:
+            self._emit(
+                CopyQueued(
+                    cause=cause,
+                    request_id=request_id,
+                    group_id=self.kv_cache_group_id,
+                    source_block_id=source.block_id,
+                    destination_block_id=destination.block_id,
+                    logical_index=index,
+                )
+            )
+
+    def take_pending_copies(self) -> list[tuple[KVCacheBlock, KVCacheBlock]]:
+        """Hand over the queued copies; the caller lets go of both ends (R6.6). vLLM: take_pending_cow_copies."""
+        copies, self.pending_copies = self.pending_copies, []
+        return copies
+
+    def take_new_block_ids(self) -> list[int]:
+        """Ids of the blocks taken since the last call that the worker zeroes before use."""
+        ids, self.new_block_ids = self.new_block_ids, []
+        return ids
+
+    # ------------------------------------------------------------------ caching
+    def cache_blocks(self, request: Request, num_tokens: int, retention_interval: int | None = None) -> None:
+        """Register the blocks that `num_tokens` tokens fill and move the frontier (R3.6). `retention_interval`: how sparsely types that need only a tail
+        keep one, in tokens; None: at every boundary, 0: only where the prompt's replay or a junction ends (R3.21)."""
+        request_id = request.request_id
+        num_cached = self.num_cached_block.get(request_id, 0)
         num_full = num_tokens // self.block_size
         if num_cached >= num_full:
             return
-        self.block_pool.cache_full_blocks(
-            request,
-            self.req_to_blocks[request.request_id],
-            num_cached,
-            num_full,
-            self.block_size,
-            self.kv_cache_group_id,
-            self.get_cache_block_mask(request, num_cached, num_full),
-        )
-        self.num_cached_block[request.request_id] = num_full
+        mask = self.reachable_block_mask(request, num_cached, num_full, retention_interval)
+        table = self.get_table(request_id)
+        self.block_pool.cache_full_blocks(request, table, num_cached, num_full, self.block_size, self.kv_cache_group_id, mask)
+        self.num_cached_block[request_id] = num_full
+        if self._emit is not None:
+            self._emit_skipped_caching(request_id, table, num_cached, num_full, mask)
 
-    def get_cache_block_mask(self, request: Request, num_cached_blocks: int, num_full_blocks: int) -> Sequence[bool] | None:
-        """Which of these blocks are worth caching; None means all."""
+    def _emit_skipped_caching(self, request_id: str, table: Sequence[KVCacheBlock], start: int, end: int, mask: Sequence[bool] | None) -> None:
+        assert self._emit is not None
+        null = [i for i in range(start, end) if table[i].is_null]
+        masked = [i for i in range(start, end) if mask is not None and not mask[i - start] and not table[i].is_null]
+        for indices, cause in ((null, Cause(CauseKind.NULL_BLOCK)), (masked, Cause(CauseKind.NOT_REACHABLE, {"num_needed": self.get_num_needed_for_hit()}))):
+            if indices:
+                self._emit(CachingSkipped(cause=cause, request_id=request_id, group_id=self.kv_cache_group_id, logical_indices=indices, num_cached_block=end))
+
+    def reachable_block_mask(self, request: Request, start_block: int, end_block: int, retention_interval: int | None) -> list[bool] | None:
+        """Which of the blocks [start_block, end_block) a hit could ever use; None means all (R3.21)."""
         return None
+
+    def get_num_needed_for_hit(self) -> int:
+        """How many blocks before a boundary a hit that ends there looks at. Only types that look at a tail say something here."""
+        return 0
+
+    @staticmethod
+    def get_reachable_boundaries(request: Request) -> list[int]:
+        """Prefix lengths at which somebody will want to go on: the same prompt again, and where another group's longer hit ended (R3.21)."""
+        boundaries = [request.num_prompt_tokens - 1]
+        if request.shared_prefix_boundary:
+            boundaries.append(request.shared_prefix_boundary)
+        return boundaries
 
     # ------------------------------------------------------------------ giving back
     def free(self, request_id: str, cause: Cause | None = None) -> None:
         """Drop the request's table, last block first (R1.9), and its frontier; hashes stay. `cause` travels with the event."""
         table = self.req_to_blocks.pop(request_id, None)
         self.num_cached_block.pop(request_id, None)
+        self._partial_hits.pop(request_id, None)
         if not table:
             return
         table.reverse()
         freed = self.block_pool.free_blocks(table)
         if self._emit is not None:
-            self._emit_freed(request_id, table, freed, cause or Cause(CauseKind.REQUEST_FINISHED))
+            prepended, appended, still_referenced = ids_of(freed)
+            self._emit(
+                BlocksFreed(
+                    cause=cause or Cause(CauseKind.REQUEST_FINISHED),
+                    request_id=request_id,
+                    group_id=self.kv_cache_group_id,
+                    block_ids=[block.block_id for block in table],
+                    prepended=prepended,
+                    appended=appended,
+                    still_referenced=still_referenced,
+                )
+            )
 
-    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Null the table entries that attention will never read again and free their blocks, highest index first (R3.2)."""
-        num_skipped_tokens = self.get_num_skipped_tokens(num_computed_tokens)
-        if num_skipped_tokens <= 0:
-            return
+    def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int, num_prompt_tokens: int) -> None:
+        """Null the table entries that attention will never read again and free their blocks, highest index first (R3.2). `num_processed_tokens`: tokens
+        whose step is over."""
+        num_skipped = self.get_num_skipped_tokens(num_processed_tokens)
+        if num_skipped > 0 and self.get_table(request_id):
+            self._remove_blocks_in_range(request_id, 0, num_skipped // self.block_size, Cause(CauseKind.OUTSIDE_WINDOW, {"num_skipped_tokens": num_skipped}))
+
+    def _remove_blocks_in_range(self, request_id: str, first: int, end: int, cause: Cause) -> None:
+        """From `end` - 1 down to `first`, stopping at the first null block: before it everything was removed earlier."""
         table = self.req_to_blocks.get(request_id)
         if not table:
             return
         null_block = self.block_pool.null_block
         indices: list[int] = []
         removed: list[KVCacheBlock] = []
-        for index in range(min(num_skipped_tokens // self.block_size, len(table)) - 1, -1, -1):
+        for index in range(min(end, len(table)) - 1, first - 1, -1):
             block = table[index]
-            if block.is_null:
+            if block is null_block:
                 break
             indices.append(index)
             removed.append(block)
             table[index] = null_block
-        if not removed:
-            return
+        if removed:
+            self._free_removed(request_id, indices, removed, cause)
+
+    def _free_removed(self, request_id: str, indices: list[int], removed: list[KVCacheBlock], cause: Cause) -> None:
         freed = self.block_pool.free_blocks(removed)
         if self._emit is not None:
-            cause = Cause(CauseKind.OUTSIDE_WINDOW, {"num_skipped_tokens": num_skipped_tokens})
+            prepended, appended, still_referenced = ids_of(freed)
             self._emit(
                 BlocksSkipped(
                     cause=cause,
@@ -165,23 +302,11 @@ class SingleTypeKVCacheManager(ABC):
                     group_id=self.kv_cache_group_id,
                     logical_indices=indices,
                     block_ids=[block.block_id for block in removed],
+                    prepended=prepended,
+                    appended=appended,
+                    still_referenced=still_referenced,
                 )
             )
-            self._emit_freed(request_id, removed, freed, cause)
-
-    def _emit_freed(self, request_id: str, blocks: Sequence[KVCacheBlock], freed: FreedBlocks, cause: Cause) -> None:
-        assert self._emit is not None
-        self._emit(
-            BlocksFreed(
-                cause=cause,
-                request_id=request_id,
-                group_id=self.kv_cache_group_id,
-                block_ids=[block.block_id for block in blocks],
-                prepended=[block.block_id for block in freed.prepended],
-                appended=[block.block_id for block in freed.appended],
-                still_referenced=[block.block_id for block in freed.still_referenced],
-            )
-        )
 
     def new_step_starts(self) -> None:
         """A new engine step begins. Nothing to do unless a type forbids hits within the step."""
@@ -205,10 +330,18 @@ class SingleTypeKVCacheManager(ABC):
         kv_cache_group_ids: Sequence[int],
         block_pool: BlockPool,
         kv_cache_spec: KVCacheSpec,
-        use_eagle: bool,
+        drop_eagle_block: bool,
         alignment_tokens: int,
-    ) -> tuple[list[KVCacheBlock], ...]:
-        """The cached blocks that can be adopted, per group; at most `max_length` tokens, a multiple of `alignment_tokens`. Changes nothing.
+        dcp_world_size: int = 1,
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """The cached blocks that can be adopted, per group, and the hit's length: at most `max_length` tokens, a multiple of `alignment_tokens`.
+        Changes nothing.
 
-        `block_hashes`: at the spec's block size. `kv_cache_group_ids`: groups with this spec, a hit must be in all of them.
-        """
+        `block_hashes`: the request's, per hash block. `kv_cache_group_ids`: groups with this spec, a hit must be in all of them. `drop_eagle_block`: leave
+        out the last matched block, which the draft head needs recomputed. Places that need not be read hold null blocks."""
+
+
+def ids_of(freed: FreedBlocks) -> tuple[list[int], list[int], list[int]]:
+    """Block ids of where freed blocks went, as events have them: prepended, appended, still referenced."""
+    prepended, appended, still_referenced = ([block.block_id for block in blocks] for blocks in freed)
+    return prepended, appended, still_referenced

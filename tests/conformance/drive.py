@@ -2,8 +2,8 @@
 
     python tests/conformance/drive.py SCENARIOS.json > out.json
 
-Input and output are those of the recorded runs of vLLM beside this file: scenarios.json, golden_traces.json. A scenario that the engine cannot
-build ends with one step BUILD; `manager_driver.why_unsupported` says which those are.
+Input and output are those of the recorded runs of vLLM beside this file: scenarios.json, golden_traces.json. The engine runs with compat "0.27.0". A
+scenario that cannot be built ends with one step BUILD.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from engine.core.compat import VLLM_0_27_0
 from tests.conformance.manager_driver import ManagerDriver
 from tests.conformance.names import Json
 from tests.conformance.pool_driver import PoolDriver
@@ -27,11 +28,11 @@ DRIVERS: dict[str, type[PoolDriver] | type[ManagerDriver]] = {
 }
 
 
-def run(scenario: Json) -> Json:
-    """One scenario, from the fresh engine through all its operations."""
+def run(scenario: Json, compat: str | None = VLLM_0_27_0) -> Json:
+    """One scenario, from the fresh engine through all its operations. With `compat` None the engine does what is right where that release does not."""
     name = scenario.get("name", "?")
     try:
-        driver = DRIVERS[scenario.get("mode", "manager")](scenario)
+        driver = DRIVERS[scenario.get("mode", "manager")](scenario, compat)
     except Exception as error:
         empty: Json = {"free": [], "ref": {}, "map": {}}
         return {"name": name, "steps": [{"op": "BUILD", "error": f"{type(error).__name__}: {error}", "state": empty}]}

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.core.block_hash import BlockHasher
+from engine.core.kv_cache_coordinator import resolve_block_sizes
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+from engine.core.kv_cache_spec import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SinkFullAttentionSpec,
+    SlidingWindowSpec,
+)
 from engine.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from engine.core.output import SamplingParams
 from engine.core.request import Request, RequestStatus
@@ -14,33 +27,35 @@ from engine.errors import InvalidInput
 from tests.conformance.names import Json, Names, map_as_json
 
 
-def why_unsupported(scenario: Json) -> str | None:
-    """What the engine lacks for this scenario, None if nothing."""
-    groups = scenario.get("groups", [{"type": "full"}])
-    types = [group["type"] for group in groups]
-    if any(kind != "full" for kind in types):
-        return "attention types besides full: " + ", ".join(sorted(set(types) - {"full"}))
-    if len(groups) > 1 and scenario.get("enable_caching", True):
-        return "several groups with prefix caching"
-    if scenario.get("async"):
-        return "asynchronous scheduling"
-    return None
-
-
 def make_spec(group: Json, block_size: int) -> KVCacheSpec:
-    if group["type"] != "full":
-        raise InvalidInput(f"attention type {group['type']!r} is not supported")
-    return FullAttentionSpec(group.get("block_size", block_size))
+    """The spec of one entry of a scenario's `groups`."""
+    size = group.get("block_size", block_size)
+    kind = group["type"]
+    if kind == "full":
+        return FullAttentionSpec(size)
+    if kind == "mla":
+        return MLAAttentionSpec(size)
+    if kind == "swa":
+        return SlidingWindowSpec(size, sliding_window=group["window"])
+    if kind == "chunked":
+        return ChunkedLocalAttentionSpec(size, attention_chunk_size=group["chunk"])
+    if kind == "rswa":
+        return RSWASpec(size, rswa_window=group["window"])
+    if kind == "mamba":
+        return MambaSpec(size, mamba_cache_mode=group.get("mode", "all"), num_speculative_blocks=group.get("spec_blocks", 0))
+    if kind == "cross":
+        return CrossAttentionSpec(size)
+    if kind == "sink":
+        return SinkFullAttentionSpec(size, sink_len=group["sink"])
+    raise InvalidInput(f"there is no group type {kind!r}")
 
 
 class ManagerDriver:
     """Operations on the KV-cache manager; the driver does the scheduler's bookkeeping."""
 
-    def __init__(self, scenario: Json) -> None:
-        reason = why_unsupported(scenario)
-        if reason is not None:
-            raise InvalidInput(f"not supported: {reason}")
+    def __init__(self, scenario: Json, compat: str | None) -> None:
         self.scenario = scenario
+        self.compat = compat
         self.block_size: int = scenario.get("block_size", 16)
         self.caching: bool = scenario.get("enable_caching", True)
         groups = scenario.get("groups", [{"type": "full"}])
@@ -49,8 +64,9 @@ class ManagerDriver:
             scenario["num_blocks"],
             [KVCacheGroupSpec([f"layer{index}"], make_spec(group, self.block_size), group.get("eagle", False)) for index, group in enumerate(groups)],
         )
-        self.hash_block_size: int = scenario.get("hash_block_size", self.config.kv_cache_groups[0].kv_cache_spec.block_size)
-        self.hasher = BlockHasher(self.hash_block_size, scenario.get("hash_algo", "sha256_cbor"))
+        sizes = resolve_block_sizes(self.config, scenario.get("hash_block_size"), scenario.get("scheduler_block_size"))
+        self.scheduler_block_size, self.hash_block_size = sizes
+        self.hasher = BlockHasher(self.hash_block_size, scenario.get("hash_algo", "sha256_cbor"), compat=compat)
         self.names = Names()
         self.requests: dict[str, Request] = {}
         self.scheduled: dict[str, int] = {}
@@ -63,11 +79,14 @@ class ManagerDriver:
             self.config,
             scenario.get("max_model_len", 8192),
             hash_block_size=self.hash_block_size,
+            scheduler_block_size=self.scheduler_block_size,
+            max_in_flight_tokens=scenario.get("max_in_flight"),
+            retention_interval=scenario.get("retention_interval"),
             enable_caching=self.caching,
             use_eagle=scenario.get("use_eagle", False),
             watermark=scenario.get("watermark", 0.0),
             enable_kv_cache_events=scenario.get("events", True),
-            strict=False,
+            compat=self.compat,
         )
 
     # ------------------------------------------------------------------ state
@@ -130,6 +149,9 @@ class ManagerDriver:
                 if not request.is_finished() or any(request_id in manager.req_to_blocks for manager in managers)
             },
         }
+        pending = [[(source.block_id, destination.block_id) for source, destination in manager.pending_copies] for manager in managers]
+        if any(pending):
+            state["pending_copies"] = pending
         events = [self.event_as_json(event) for event in self.manager.take_events()]
         if events:
             state["events"] = events
@@ -162,6 +184,7 @@ class ManagerDriver:
     def op_start(self, op: Json) -> Json:
         request = self.requests[op["id"]]
         hit = self.manager.get_computed_blocks(request)
+        request.shared_prefix_boundary = hit.junction
         found = {"hit_tokens": hit.num_tokens, "hit_blocks": list(hit.blocks.get_block_ids())}
         num_new_tokens = op.get("new", request.num_tokens - hit.num_tokens)
         new_blocks = self.manager.allocate_slots(
@@ -170,6 +193,7 @@ class ManagerDriver:
             hit.num_tokens,
             hit.blocks,
             op.get("lookahead", 0),
+            num_encoder_tokens=op.get("encoder", 0),
             full_sequence_must_fit=op.get("full_fit", True),
             has_scheduled_reqs=op.get("has_scheduled", any(r.status is RequestStatus.RUNNING for r in self.requests.values())),
         )
@@ -225,7 +249,10 @@ class ManagerDriver:
         return {}
 
     def op_copies(self, op: Json) -> Json:
-        return {"copies": [], "retained": []}
+        copies, retained = self.manager.take_kv_cache_block_copies()
+        if op.get("release", True):
+            self.pool.free_blocks(retained)
+        return {"copies": copies, "retained": [block.block_id for block in retained]}
 
     def op_reset(self, op: Json) -> Json:
         return {"ok": self.manager.reset_prefix_cache()}
@@ -239,12 +266,9 @@ class ManagerDriver:
         return {}
 
     def op_skip(self, op: Json) -> Json:
-        self.manager.remove_skipped_blocks(op["id"], op["n"])
+        request = self.requests[op["id"]]
+        self.manager.remove_skipped_blocks(op["id"], op["n"], request.num_prompt_tokens)
         return {}
 
     def op_common(self, op: Json) -> Json:
-        common = self.manager.get_num_common_prefix_blocks(op["id"])
-        for manager in self.manager.coordinator.single_type_managers:
-            # vLLM's tables are a defaultdict: asking for a request without blocks leaves an empty table behind, which counts in the next answer.
-            manager.req_to_blocks.setdefault(op["id"], [])
-        return {"common": common}
+        return {"common": self.manager.get_num_common_prefix_blocks(op["id"])}

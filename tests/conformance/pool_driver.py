@@ -11,13 +11,13 @@ from tests.conformance.names import Json, map_as_json
 class PoolDriver:
     """Operations on a bare block pool."""
 
-    def __init__(self, scenario: Json) -> None:
+    def __init__(self, scenario: Json, compat: str | None) -> None:
         self.pool = BlockPool(
             scenario["num_blocks"],
             scenario.get("enable_caching", True),
             scenario.get("block_size", 4),
             enable_kv_cache_events=True,
-            strict=False,
+            compat=compat,
         )
 
     @staticmethod
@@ -30,7 +30,7 @@ class PoolDriver:
             "free": [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
             "num_free": pool.get_num_free_blocks(),
             "usage": round(pool.get_usage(), 4),
-            "ref": {block.block_id: block.ref_cnt for block in pool.blocks if block.ref_cnt and not block.is_null},
+            "ref": {block.block_id: block.ref_cnt for block in pool.blocks if block.ref_cnt},
             "hash": {block.block_id: self._name(block.block_hash) for block in pool.blocks if block.block_hash is not None},
             "map": map_as_json(pool, self._name),
             "events": [type(event).__name__ for event in pool.take_events()],

@@ -25,15 +25,20 @@ class SchedulerDriver(ManagerDriver):
                 scheduler_reserve_full_isl=scenario.get("reserve_full_isl", True),
                 watermark=scenario.get("watermark", 0.0),
                 policy=scenario.get("policy", "fcfs"),
+                async_scheduling=scenario.get("async", False),
             ),
             self.config,
             enable_caching=self.caching,
             hash_block_size=self.hash_block_size,
+            scheduler_block_size=self.scheduler_block_size,
+            block_size=self.block_size,
+            # The runs were recorded on a CPU, where the platform clears the setting of asynchronous scheduling that this number is made from.
+            max_in_flight_tokens=scenario.get("max_batched_tokens", 8192),
+            retention_interval=scenario.get("retention_interval"),
             enable_kv_cache_events=scenario.get("events", True),
-            strict=False,
+            compat=self.compat,
         )
         self.next_token: int = scenario.get("first_output_token", 9001)
-        self.in_prefill: dict[str, bool] = {}
         self.open_schedules: list[SchedulerOutput] = []
         return self.scheduler.kv_cache_manager
 
@@ -49,9 +54,6 @@ class SchedulerDriver(ManagerDriver):
     def op_schedule_only(self, op: Json) -> Json:
         output = self.scheduler.schedule()
         self.open_schedules.append(output)
-        for request_id in output.num_scheduled_tokens:
-            request = self.requests[request_id]
-            self.in_prefill[request_id] = request.num_computed_tokens < request.num_tokens
         cached = output.scheduled_cached_reqs
         return {
             "scheduled": dict(output.num_scheduled_tokens),
@@ -78,17 +80,20 @@ class SchedulerDriver(ManagerDriver):
             given = op.get("out", {}).get(request_id)
             if given is not None:
                 sampled[request_id] = list(given)
-            elif self.in_prefill[request_id] and request.num_computed_tokens < request.num_tokens:
+            elif request.is_prefill_chunk and request.num_computed_tokens < request.num_tokens:
                 sampled[request_id] = []
             else:
                 sampled[request_id] = [self.next_token]
                 self.next_token += 1
         forced = Cause(CauseKind.FORCED)
+        num_tokens = {request_id: self.requests[request_id].num_tokens for request_id in sampled}
         ended = self.scheduler.update_from_output(
             output,
             ModelRunnerOutput({request_id: [SampledToken(token, forced) for token in tokens] for request_id, tokens in sampled.items()}),
         )
         self._learn()
+        for request in ended:  # what came after the last token is not part of it
+            sampled[request.request_id] = sampled[request.request_id][: request.num_tokens - num_tokens[request.request_id]]
         return {"sampled": sampled, "finished": {request.request_id: request.get_finished_reason() for request in ended}}
 
     def op_sched(self, op: Json) -> Json:

@@ -21,7 +21,7 @@ HASHER = BlockHasher(4, "sha256_cbor")
 class Engine:
     """A scheduler and a model that counts: output tokens are 9001, 9002, ..."""
 
-    def __init__(self, num_blocks: int, *, strict: bool = True, enable_caching: bool = True, **settings: Any) -> None:
+    def __init__(self, num_blocks: int, *, compat: str | None = None, enable_caching: bool = True, **settings: Any) -> None:
         self.events: list[Event] = []
         self.scheduler = Scheduler(
             SchedulerConfig(**{"max_model_len": 64, **settings}),
@@ -29,7 +29,7 @@ class Engine:
             enable_caching=enable_caching,
             block_hasher=HASHER,
             emit=self.events.append,
-            strict=strict,
+            compat=compat,
         )
         self.next_token = 9001
 

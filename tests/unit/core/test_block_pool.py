@@ -213,7 +213,7 @@ def test_a_double_free_is_refused_and_undone() -> None:
 
 def test_without_strict_a_double_free_shows_at_the_next_allocation() -> None:
     """S25 [P4], as vLLM has it."""
-    pool = BlockPool(4, True, 4, strict=False)
+    pool = BlockPool(4, True, 4, compat="0.27.0")
     pool.get_new_blocks(1)
     free(pool, 1)
     free(pool, 1)
