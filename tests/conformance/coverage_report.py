@@ -58,7 +58,7 @@ class Coverage:
             counts.update(_of_state(step["state"]))
             before = step["state"]
         for key in ("retention_interval", "use_eagle", "async"):
-            if scenario.get(key) not in (None, False):
+            if scenario.get(key) is not None and scenario[key] is not False:  # an interval of 0 is one
                 for kind in set(kinds):
                     self.groups[kind]["retention" if key == "retention_interval" else key.removeprefix("use_")] += 1
         counts.update(f"scenarios with {what}" for what in reached)
@@ -121,8 +121,8 @@ def _of_groups(step: Json, before: Json, kinds: list[str], sizes: list[int]) -> 
                 yield kind, "skipped"
         if request["status"] == "PREEMPTED" and earlier.get("status") == "RUNNING":
             yield from ((kind, "preempted") for kind in kinds)
-    for kind, pairs in zip(kinds, state.get("pending_copies", ()), strict=False):
-        if pairs:
+    for kind, pairs, earlier_pairs in zip(kinds, state.get("pending_copies", ()), before.get("pending_copies", [[]] * len(kinds)), strict=False):
+        if len(pairs) > len(earlier_pairs):
             yield kind, "copies"
     for key, tokens in state.get("hash_tokens", {}).items():
         name = state["hash"][key].rpartition("/g")
