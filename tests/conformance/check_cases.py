@@ -1,6 +1,6 @@
 """Ask real vLLM 0.27.0 about the cases: is what they expect of it what it does, and does it still make the mistakes that they call mistakes?
 
-    python tests/conformance/check_cases.py --oracle-python VENV/bin/python --oracle-driver ORACLE_DRIVER.py
+    python tests/conformance/check_cases.py --oracle-python ~/oracle/bin/python
 
 Prints every difference and a count; exit status 1 when there is a difference. README.md in this folder says how to get an oracle.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.conformance.cases import Json, differences, load_cases
+from tests.conformance.cases import HERE, Json, differences, load_cases
 
 
 def ask_oracle(scenarios: list[Json], python: str, driver: str) -> list[Json]:
@@ -34,8 +34,8 @@ def ask_oracle(scenarios: list[Json], python: str, driver: str) -> list[Json]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare what the cases expect of vLLM 0.27.0 with what it does.")
-    parser.add_argument("--oracle-python", required=True, help="the Python that has vLLM 0.27.0")
-    parser.add_argument("--oracle-driver", required=True, help="the driver that runs scenarios on it")
+    parser.add_argument("--oracle-python", required=True, help="Python of the environment with vLLM 0.27.0")
+    parser.add_argument("--oracle-driver", default=str(HERE / "oracle_driver.py"), help="default: oracle_driver.py beside this file")
     arguments = parser.parse_args()
     cases = load_cases()
     answers = ask_oracle([case.scenario for case in cases], arguments.oracle_python, arguments.oracle_driver)
