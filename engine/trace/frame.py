@@ -14,7 +14,7 @@ import msgspec
 
 from engine.trace.events import AnyEvent
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 
 
 class BlockOwner(msgspec.Struct, frozen=True):

@@ -68,7 +68,6 @@ class SharedSequence(Sequence[T]):
         self._height = height
         self._base = 0
         self._dense = True
-        """The elements stand at places 0..len-1: index and place are the same."""
 
     # ------------------------------------------------------------------ reading
     def __len__(self) -> int:
@@ -135,6 +134,11 @@ class SharedSequence(Sequence[T]):
         return f"SharedSequence({list(self)!r})"
 
     # ------------------------------------------------------------------ places
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements stand at places 0, 1, ..., so that index and place are the same. Holds as long as elements are only replaced or appended."""
+        return self._dense
+
     def at(self, place: int) -> T | Absent:
         """What stands at a place, ABSENT where nothing does."""
         offset = place - self._base

@@ -61,7 +61,7 @@ def test_a_trace_cut_anywhere_is_refused_in_one_sentence(tmp_path: Path) -> None
 def test_another_version_says_both_versions() -> None:
     data = json.loads(codec.encode_json(two_frames()))
     data["version"] = 99
-    with pytest.raises(InvalidInput, match=r"t.json is a trace of version 99, but this Pagewalk reads version 1: run its scenario again"):
+    with pytest.raises(InvalidInput, match=r"t.json is a trace of version 99, but this Pagewalk reads version 2: run its scenario again"):
         codec.decode_json(json.dumps(data).encode(), "t.json")
 
 
@@ -70,9 +70,9 @@ def test_damage_inside_is_found(damage: str) -> None:
     data = json.loads(codec.encode_json(two_frames()))
     frame = data["frames"][0]
     if damage == "index":
-        frame["blocks"][0] = 1000
+        frame["blocks"][0] = [0, 1000]
     elif damage == "negative":
-        frame["hash_map"] = -1
+        frame["blocks"][0] = [-1, 0]
     elif damage == "type":
         frame["seq"] = "zero"
     else:
