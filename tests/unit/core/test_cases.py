@@ -6,6 +6,7 @@ Hits of A17 and A19 and the counters of A25 were read off real vLLM 0.27.0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_a43_a_pin_found_by_hash_is_not_the_requests_own_copy() -> None:
 class Engine:
     """A scheduler and a model that always says 7."""
 
-    def __init__(self, num_blocks: int, block_size: int, **settings: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, **settings: Any) -> None:
         self.scheduler = Scheduler(
             SchedulerConfig(max_model_len=256, **settings),
             KVCacheConfig(num_blocks, [KVCacheGroupSpec(["layer"], FullAttentionSpec(block_size))]),
