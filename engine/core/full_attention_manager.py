@@ -14,7 +14,7 @@ from engine.core.block_pool import BlockPool
 from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.kv_cache_spec import KVCacheSpec, RSWASpec, SinkFullAttentionSpec
 from engine.core.request import Request
-from engine.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+from engine.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, by_group
 from engine.errors import InvalidInput
 from engine.trace.events import Cause, CauseKind
 
@@ -41,32 +41,29 @@ class FullAttentionManager(SingleTypeKVCacheManager):
         block_size = kv_cache_spec.block_size * dcp_world_size
         assert block_pool.hash_block_size is not None
         full_hashes = hashes_at_block_size(block_hashes, block_pool.hash_block_size, block_size)
-        hits: tuple[list[KVCacheBlock], ...] = tuple([[] for _ in kv_cache_group_ids])
-        get_cached_block = block_pool.get_cached_block
+        find = block_pool.cached_block_hash_to_block.finder(kv_cache_group_ids)
+        found: list[tuple[KVCacheBlock, ...]] = []
         for block_hash in islice(full_hashes, max_length // block_size):
-            cached = get_cached_block(block_hash, kv_cache_group_ids)
+            cached = find(block_hash)
             if cached is None:
                 break
-            for hit, block in zip(hits, cached, strict=True):
-                hit.append(block)
-        num_blocks = len(hits[0])
+            found.append(cached)
+        num_blocks = len(found)
         hit_length = num_blocks * block_size
         if alignment_tokens < block_size and block_size % alignment_tokens == 0:
             scale = block_size // alignment_tokens
             first = num_blocks * scale
             for index in range(min(first + scale - 1, max_length // alignment_tokens, len(block_hashes)) - 1, first - 1, -1):
-                cached = get_cached_block(block_hashes[index], kv_cache_group_ids)
+                cached = find(block_hashes[index])
                 if cached is not None:
-                    for hit, block in zip(hits, cached, strict=True):
-                        hit.append(block)
+                    found.append(cached)
                     hit_length = (index + 1) * alignment_tokens
                     break
         if drop_eagle_block and hit_length:
             hit_length -= min(alignment_tokens, block_size)
         hit_length -= hit_length % alignment_tokens
-        for hit in hits:
-            del hit[-(-hit_length // block_size) :]
-        return hits, hit_length
+        del found[-(-hit_length // block_size) :]
+        return by_group(found, len(kv_cache_group_ids)), hit_length
 
     def cache_blocks(self, request: Request, num_tokens: int, retention_interval: int | None = None) -> None:
         """Also register where the prompt's last hash boundary lies, if that is inside a block (R6.3)."""

@@ -227,7 +227,8 @@ def resolve_block_sizes(
     kv_cache_config: KVCacheConfig, hash_block_size: int | None = None, scheduler_block_size: int | None = None, dcp_world_size: int = 1
 ) -> tuple[int, int]:
     """(scheduler_block_size, hash_block_size) where they are not given: the least common multiple of the groups' block sizes, and their greatest common
-    divisor, attention groups counted `dcp_world_size` times (R2.6). vLLM: resolve_kv_cache_block_sizes, whose `prefix_match_unit` is `hash_block_size` here."""
+    divisor, attention groups counted `dcp_world_size` times (R2.6). vLLM: resolve_kv_cache_block_sizes, whose `prefix_match_unit` is `hash_block_size` here.
+    Here: always the divisor; there the hashes get coarser when states have a block size of their own."""
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     sizes = [spec.block_size * dcp_world_size if isinstance(spec, AttentionSpec) or len(specs) == 1 else spec.block_size for spec in specs]
     return scheduler_block_size or lcm(*sizes), hash_block_size or gcd(*sizes)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.core.kv_cache_coordinator import KVCacheCoordinator
+from engine.core.kv_cache_spec import KVCacheConfig, MambaSpec
 from engine.core.request import Request
+from engine.core.scheduler_config import SchedulerConfig
 from engine.trace.events import Cause, CauseKind
 
 
@@ -57,3 +60,21 @@ class MambaBlockAlignedSplit:
         if num_taken == num_new_tokens:
             return num_taken, None
         return num_taken, Cause(kind, {**facts, "num_new_tokens": num_taken, "num_tokens": end})
+
+
+def make_mamba_split(
+    kv_cache_config: KVCacheConfig, scheduler_config: SchedulerConfig, coordinator: KVCacheCoordinator, block_size: int | None, use_eagle: bool
+) -> MambaBlockAlignedSplit | None:
+    """The split for these settings, None when no state is kept in mode ``align``. `block_size` defaults to that of the first group with states."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    mamba = next((spec for spec in specs if isinstance(spec, MambaSpec)), None)
+    if mamba is None or mamba.mamba_cache_mode != "align":
+        return None
+    threshold, longest = scheduler_config.long_prefill_token_threshold, scheduler_config.max_num_batched_tokens
+    return MambaBlockAlignedSplit(
+        block_size or mamba.block_size,
+        coordinator.hash_block_size,
+        coordinator.scheduler_block_size,
+        min(longest, threshold) if threshold else longest,
+        use_eagle,
+    )

@@ -171,6 +171,11 @@ class Request:
         """Whether it is over."""
         return self.status.is_finished
 
+    def ends_with_running_steps(self) -> bool:
+        """Asynchronous scheduling: whether the steps on their way already bring the last token that the request may have, so that it needs no further one."""
+        num_placeholders = self.num_output_placeholders
+        return num_placeholders > 0 and self.num_computed_tokens + 2 - num_placeholders >= self.num_prompt_tokens + self.max_tokens
+
     def get_finished_reason(self) -> str | None:
         """``stop``, ``length``, ``abort`` or ``error``; None while it is not over."""
         return FINISH_REASONS.get(self.status)

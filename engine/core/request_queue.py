@@ -106,3 +106,13 @@ class PriorityRequestQueue(RequestQueue):
 def create_request_queue(policy: SchedulingPolicy) -> RequestQueue:
     """The queue for this policy. vLLM: create_request_queue."""
     return PriorityRequestQueue() if policy is SchedulingPolicy.PRIORITY else FCFSRequestQueue()
+
+
+def select_waiting_queue(waiting: RequestQueue, skipped_waiting: RequestQueue) -> RequestQueue:
+    """Whose head is served next: those that a step passed over come first in order of arrival; by priority the better of the two heads (R7.3). At least one
+    queue has somebody. vLLM: Scheduler._select_waiting_queue_for_scheduling."""
+    if not len(skipped_waiting):
+        return waiting
+    if not len(waiting) or isinstance(waiting, FCFSRequestQueue):
+        return skipped_waiting
+    return min(waiting, skipped_waiting, key=lambda queue: priority_key(queue.peek_request()))

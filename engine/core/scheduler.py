@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from engine.core.block_hash import BlockHash
 from engine.core.compat import check_compat
 from engine.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from engine.core.kv_cache_spec import KVCacheConfig, MambaSpec
+from engine.core.kv_cache_spec import KVCacheConfig
 from engine.core.kv_events import KVCacheEvent
-from engine.core.mamba_split import MambaBlockAlignedSplit
+from engine.core.mamba_split import make_mamba_split
 from engine.core.output import ModelRunnerOutput, SampledToken, SchedulerOutput
 from engine.core.request import FINISH_REASONS, Request, RequestStatus
 from engine.core.request_check import check_request
-from engine.core.request_queue import RequestQueue, create_request_queue, priority_key
+from engine.core.request_queue import RequestQueue, create_request_queue, select_waiting_queue
 from engine.core.scheduler_config import SchedulerConfig, SchedulingPolicy
 from engine.core.scheduler_output import make_scheduler_output
-from engine.core.step_plan import StepPlan
+from engine.core.step_plan import StepPlan, why_admitted, why_so_many
 from engine.core.stop_check import check_stop
 from engine.errors import EngineError, InvalidInput
 from engine.trace.events import (
@@ -89,7 +89,7 @@ class Scheduler:
             emit=emit,
             compat=compat,
         )
-        self._mamba_split = self._make_mamba_split(block_size, use_eagle)
+        self._mamba_split = make_mamba_split(kv_cache_config, scheduler_config, self.kv_cache_manager.coordinator, block_size, use_eagle)
         self.policy = SchedulingPolicy(scheduler_config.policy)
         self.waiting: RequestQueue = create_request_queue(self.policy)
         self.skipped_waiting: RequestQueue = create_request_queue(self.policy)
@@ -99,22 +99,6 @@ class Scheduler:
         """Finished since the last schedule(); the worker drops their rows."""
         self.reset_preempted_req_ids: set[str] = set()
         self._emit = emit
-
-    def _make_mamba_split(self, block_size: int | None, use_eagle: bool) -> MambaBlockAlignedSplit | None:
-        specs = [group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups]
-        mamba = next((spec for spec in specs if isinstance(spec, MambaSpec)), None)
-        if mamba is None or mamba.mamba_cache_mode != "align":
-            return None
-        config, coordinator = self.scheduler_config, self.kv_cache_manager.coordinator
-        threshold = config.long_prefill_token_threshold
-        longest = config.max_num_batched_tokens
-        return MambaBlockAlignedSplit(
-            block_size or mamba.block_size,
-            coordinator.hash_block_size,
-            coordinator.scheduler_block_size,
-            min(longest, threshold) if threshold else longest,
-            use_eagle,
-        )
 
     # ------------------------------------------------------------------ requests come and go
     def check_request(self, request: Request) -> None:
@@ -184,7 +168,7 @@ class Scheduler:
             cut: Cause | None = None
             if self._mamba_split is not None:
                 num_new_tokens, cut = self._mamba_split(request, num_new_tokens, request.num_computed_tokens)
-            if num_new_tokens <= 0 or self._ends_with_running_steps(request):
+            if num_new_tokens <= 0 or request.ends_with_running_steps():
                 index += 1
                 continue
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
@@ -197,12 +181,6 @@ class Scheduler:
             self._take(request, num_wanted, num_new_tokens, new_blocks, plan, cut)
             plan.running.append(request)
             index += 1
-
-    @staticmethod
-    def _ends_with_running_steps(request: Request) -> bool:
-        """Asynchronous scheduling: whether the steps on their way already bring the last token that the request may have."""
-        num_placeholders = request.num_output_placeholders
-        return num_placeholders > 0 and request.num_computed_tokens + 2 - num_placeholders >= request.num_prompt_tokens + request.max_tokens
 
     def _preempt_for(self, request: Request, plan: StepPlan) -> tuple[Request, int]:
         """Preempt one running request so that `request` may fit (R7.5); also tells by how many places `request` moved forward."""
@@ -239,18 +217,10 @@ class Scheduler:
             self.kv_cache_manager.evict_unwritten_blocks(request.request_id, num_lost_tokens, cause)
         self.kv_cache_manager.free(request, cause)
 
-    def _select_waiting_queue(self) -> RequestQueue:
-        """Passed-over requests first in order of arrival; by priority the better of the two heads. At least one queue has somebody."""
-        if not len(self.skipped_waiting):
-            return self.waiting
-        if not len(self.waiting) or self.policy is SchedulingPolicy.FCFS:
-            return self.skipped_waiting
-        return min(self.waiting, self.skipped_waiting, key=lambda queue: priority_key(queue.peek_request()))
-
     def _schedule_waiting(self, plan: StepPlan) -> None:
         passed_over: list[Request] = []
         while len(self.waiting) + len(self.skipped_waiting) and plan.token_budget > 0 and len(self.running) < self.scheduler_config.max_num_seqs:
-            queue = self._select_waiting_queue()
+            queue = select_waiting_queue(self.waiting, self.skipped_waiting)
             request = queue.peek_request()
             if request.num_stale_output_tokens > 0 and not request.drop_stale_output:
                 # A step on its way brings a token of this request: admitted now, it would sample that position again.
@@ -295,10 +265,7 @@ class Scheduler:
         (plan.resumed if resumed else plan.new).append(request)
         if self._emit is not None:
             num_required = num_free - self.kv_cache_manager.block_pool.get_num_free_blocks()
-            facts = {"num_required": num_required, "num_free": num_free}
-            cause = Cause(CauseKind.FCFS_HEAD, dict(facts))
-            if self.policy is SchedulingPolicy.PRIORITY:
-                cause = Cause(CauseKind.PRIORITY_HEAD, {**facts, "priority": request.priority})
+            cause = why_admitted(request, self.policy is SchedulingPolicy.PRIORITY, num_required, num_free)
             self._emit(RequestAdmitted(cause=cause, request_id=request.request_id, num_computed_tokens=computed.num_tokens, resumed=resumed))
         self._take(request, num_wanted, num_new_tokens, new_blocks, plan, cut)
         return True
@@ -313,25 +280,9 @@ class Scheduler:
         plan.take(request, num_new_tokens, new_blocks)
         if self._emit is None:
             return
-        capped = self._capped(num_wanted)
-        if cut is not None:
-            cause = cut
-        elif num_new_tokens < capped:
-            cause = Cause(CauseKind.CHUNKED_BY_BUDGET, {"num_wanted": num_wanted, "num_new_tokens": num_new_tokens, "token_budget": token_budget})
-        elif capped < num_wanted:
-            cause = Cause(CauseKind.CHUNKED_BY_THRESHOLD, {"num_wanted": num_wanted, "num_new_tokens": num_new_tokens, "threshold": capped})
-        elif num_new_tokens == 1 and request.num_computed_tokens >= request.num_prompt_tokens:
-            cause = Cause(CauseKind.DECODE, {"num_new_tokens": num_new_tokens})
-        else:
-            cause = Cause(CauseKind.PREFILL, {"num_new_tokens": num_new_tokens})
-        self._emit(
-            RequestScheduled(
-                cause=cause,
-                request_id=request.request_id,
-                num_scheduled_tokens=num_new_tokens,
-                num_computed_tokens=request.num_computed_tokens,
-            )
-        )
+        cause = cut or why_so_many(request, num_wanted, self._capped(num_wanted), num_new_tokens, token_budget)
+        request_id, num_computed_tokens = request.request_id, request.num_computed_tokens
+        self._emit(RequestScheduled(cause=cause, request_id=request_id, num_scheduled_tokens=num_new_tokens, num_computed_tokens=num_computed_tokens))
 
     def _finish_plan(self, plan: StepPlan) -> SchedulerOutput:
         manager = self.kv_cache_manager

@@ -345,3 +345,8 @@ def ids_of(freed: FreedBlocks) -> tuple[list[int], list[int], list[int]]:
     """Block ids of where freed blocks went, as events have them: prepended, appended, still referenced."""
     prepended, appended, still_referenced = ([block.block_id for block in blocks] for blocks in freed)
     return prepended, appended, still_referenced
+
+
+def by_group(found: Sequence[tuple[KVCacheBlock, ...]], num_groups: int) -> tuple[list[KVCacheBlock], ...]:
+    """Lists of blocks per group from what was found per position."""
+    return tuple([list(hit) for hit in zip(*found, strict=True)]) if found else tuple([[] for _ in range(num_groups)])

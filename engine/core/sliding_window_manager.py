@@ -9,7 +9,7 @@ from engine.core.block_pool import BlockPool
 from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.kv_cache_spec import KVCacheSpec, SlidingWindowSpec
 from engine.core.request import Request
-from engine.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+from engine.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, by_group
 from engine.errors import EngineError
 
 
@@ -45,29 +45,28 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         hashes = hashes_at_block_size(block_hashes, block_pool.hash_block_size, block_size)
         num_needed = num_contiguous_blocks_for_hit(kv_cache_spec, drop_eagle_block)
         num_blocks = max_length // block_size
-        hits: tuple[list[KVCacheBlock], ...] = tuple([[block_pool.null_block] * num_blocks for _ in kv_cache_group_ids])
-        get_cached_block = block_pool.get_cached_block
+        find = block_pool.cached_block_hash_to_block.finder(kv_cache_group_ids)
         blocks_per_step = alignment_tokens // block_size
-        run = 0
+        run: list[tuple[KVCacheBlock, ...]] = []
+        start = 0
         for index in range(num_blocks - 1, -1, -1):
-            cached = get_cached_block(hashes[index], kv_cache_group_ids)
+            cached = find(hashes[index])
             if cached is None:
-                run = 0
-                continue
+                run = []
             # A run ends at a boundary, which is one block earlier when its last block will be dropped.
-            if run == 0 and blocks_per_step != 1 and (index + (not drop_eagle_block)) % blocks_per_step:
-                continue
-            for hit, block in zip(hits, cached, strict=True):
-                hit[index] = block
-            run += 1
-            if run >= num_needed:
-                num_blocks = index + run
-                break
+            elif run or blocks_per_step == 1 or (index + (not drop_eagle_block)) % blocks_per_step == 0:
+                run.append(cached)
+                if len(run) >= num_needed:
+                    start = index
+                    num_blocks = index + len(run)
+                    break
         else:
-            num_blocks = run - run % blocks_per_step
+            num_blocks = len(run) - len(run) % blocks_per_step
         if drop_eagle_block and num_blocks:
             num_blocks -= 1
             num_blocks -= num_blocks % blocks_per_step
+        null_blocks = [block_pool.null_block] * start
+        hits = tuple([null_blocks + hit[::-1] for hit in by_group(run, len(kv_cache_group_ids))])
         for hit in hits:
             del hit[num_blocks:]
         return hits, num_blocks * block_size
