@@ -20,6 +20,7 @@ from engine.core.output import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
 from engine.core.request_check import num_blocks_for
 from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.single_type_kv_cache_manager import ids_of
 from engine.errors import EngineError, InvalidInput, PagewalkError
 from engine.group_config import GroupConfig as GroupConfig
 from engine.session_config import ActionSpec as ActionSpec
@@ -226,16 +227,8 @@ class Session:
         cause = Cause(CauseKind.PREPARED)
         self._emit(BlocksAllocated(cause=cause, block_ids=[b.block_id for b in blocks]))
         self._pins.clear()
-        freed = pool.free_blocks([pool.blocks[b] for b in order])
-        self._emit(
-            BlocksFreed(
-                cause=cause,
-                block_ids=order,
-                prepended=[b.block_id for b in freed.prepended],
-                appended=[b.block_id for b in freed.appended],
-                still_referenced=[b.block_id for b in freed.still_referenced],
-            )
-        )
+        prepended, appended, still_referenced = ids_of(pool.free_blocks([pool.blocks[b] for b in order]))
+        self._emit(BlocksFreed(cause=cause, block_ids=order, prepended=prepended, appended=appended, still_referenced=still_referenced))
 
     def _arrive(self, spec: RequestSpec) -> None:
         self._recorder.begin_op(f"add_request {spec.request_id}")
@@ -300,13 +293,15 @@ class Session:
             priority=spec.priority,
             cache_salt=spec.cache_salt,
             lora_name=spec.lora_name,
+            lora_int_id=spec.lora_int_id,
+            mm_features=spec.mm_features,
             block_hasher=self._hasher if self.config.enable_prefix_caching else None,
         )
 
     def _make_scheduler(self) -> Scheduler:
         config = self.config
         scheduler_block_size, hash_block_size = config.block_sizes()
-        self._hasher = BlockHasher(hash_block_size=hash_block_size, algorithm=config.hash_algo, seed=config.hash_seed)
+        self._hasher = BlockHasher(hash_block_size=hash_block_size, algorithm=config.hash_algo, seed=config.hash_seed, compat=config.compat)
         scheduler_config = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -315,21 +310,21 @@ class Session:
             scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
             watermark=config.watermark,
             policy=config.policy,
-            **({"async_scheduling": True} if config.async_scheduling else {}),
+            async_scheduling=config.async_scheduling,
         )
-        more: dict[str, Any] = {} if len(config.kv_cache_groups) < 2 else {"scheduler_block_size": scheduler_block_size}
-        more |= {name: value for name in ("retention_interval", "compat") if (value := getattr(config, name)) is not None}
-        if config.decode_context_parallel_size > 1:
-            more["dcp_world_size"] = config.decode_context_parallel_size
         return Scheduler(
             scheduler_config,
             KVCacheConfig(num_blocks=config.num_blocks, kv_cache_groups=config.group_specs()),
             enable_caching=config.enable_prefix_caching,
             block_hasher=self._hasher,
             hash_block_size=hash_block_size,
+            scheduler_block_size=scheduler_block_size,
+            block_size=config.block_size,
             use_eagle=config.use_eagle,
+            retention_interval=config.retention_interval,
+            dcp_world_size=config.decode_context_parallel_size,
             emit=self._emit,
-            **more,
+            compat=config.compat,
         )
 
     def _check(self, requests: tuple[RequestSpec, ...], model_name: str) -> None:

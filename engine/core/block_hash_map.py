@@ -27,10 +27,17 @@ class BlockHashToBlockMap:
         return blocks  # type: ignore[return-value]  # exact type test above: it is much the fastest here
 
     def finder(self, kv_cache_group_ids: Sequence[int]) -> Callable[[BlockHash], tuple[KVCacheBlock, ...] | None]:
-        """A function that finds, for a block hash, one block in each of the groups, or None unless all have one. For lookups of many hashes in a row:
-        what does not depend on the hash is done once. vLLM: BlockPool.get_cached_block."""
+        """A function that finds, for a block hash, the first inserted block in each of the groups, or None unless all have one. What does not depend on
+        the hash is done here, once for a whole lookup. vLLM: BlockPool.get_cached_block."""
         get = self._cache.get
         suffixes = [group_id.to_bytes(4, "big") for group_id in kv_cache_group_ids]
+        suffix = suffixes[0]
+
+        def find_in_one(block_hash: BlockHash) -> tuple[KVCacheBlock, ...] | None:
+            blocks = get(block_hash + suffix)
+            if blocks is None:
+                return None
+            return (blocks,) if type(blocks) is KVCacheBlock else (next(iter(blocks.values())),)  # type: ignore[union-attr]  # see get_one_block
 
         def find_in_all(block_hash: BlockHash) -> tuple[KVCacheBlock, ...] | None:
             found: list[KVCacheBlock] = []
@@ -38,19 +45,10 @@ class BlockHashToBlockMap:
                 blocks = get(block_hash + suffix)
                 if blocks is None:
                     return None
-                found.append(blocks if type(blocks) is KVCacheBlock else next(iter(blocks.values())))
+                found.append(blocks if isinstance(blocks, KVCacheBlock) else next(iter(blocks.values())))
             return tuple(found)
 
-        def find_in_one(block_hash: BlockHash) -> tuple[KVCacheBlock, ...] | None:
-            blocks = get(block_hash + suffix)
-            if blocks is None:
-                return None
-            return (blocks,) if type(blocks) is KVCacheBlock else (next(iter(blocks.values())),)
-
-        if len(suffixes) > 1:
-            return find_in_all
-        [suffix] = suffixes
-        return find_in_one
+        return find_in_one if len(suffixes) == 1 else find_in_all
 
     def insert(self, key: BlockHashWithGroupId, block: KVCacheBlock) -> None:
         """Register `block` under `key`, behind those that are there."""
