@@ -1,6 +1,6 @@
 """A thin layer over the engine's block stack for a benchmark program that compares it with vLLM's own.
 
-Positional arguments only; nothing is kept between calls, nothing is computed in advance. Groups besides a single one of type ``full`` are refused.
+Positional arguments only; nothing is kept between calls, nothing is computed in advance.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 from engine.core.block_hash import BlockHasher, make_block_hash_with_group_id
 from engine.core.block_pool import BlockPool
 from engine.core.kv_cache_block import KVCacheBlock
+from engine.core.kv_cache_coordinator import resolve_block_sizes
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from engine.core.kv_cache_spec import KVCacheConfig, KVCacheGroupSpec
 from engine.core.output import SamplingParams
 from engine.core.request import Request, RequestStatus
-from engine.errors import InvalidInput
+from tests.conformance.manager_driver import make_spec
 
 UNLIMITED = SamplingParams(max_tokens=sys.maxsize)
 
@@ -43,14 +44,11 @@ class Manager:
 
 
 def make_manager(num_blocks: int, block_size: int, groups: Iterable[dict[str, Any]], max_model_len: int, enable_caching: bool) -> Manager:
-    specs: list[KVCacheGroupSpec] = []
-    for index, group in enumerate(groups):
-        if group["type"] != "full":
-            raise InvalidInput(f"attention type {group['type']!r} is not supported")
-        specs.append(KVCacheGroupSpec([f"layer{index}"], FullAttentionSpec(group.get("block_size", block_size))))
-    manager = KVCacheManager(KVCacheConfig(num_blocks, specs), max_model_len, enable_caching=enable_caching)
-    hasher = BlockHasher(specs[0].kv_cache_spec.block_size, "sha256_cbor") if enable_caching else None
-    return Manager(manager, hasher)
+    layers = [KVCacheGroupSpec([f"layer{index}"], make_spec(group, block_size), group.get("eagle", False)) for index, group in enumerate(groups)]
+    config = KVCacheConfig(num_blocks, layers)
+    _, hash_block_size = resolve_block_sizes(config, None, None)
+    hasher = BlockHasher(hash_block_size, "sha256_cbor") if enable_caching else None
+    return Manager(KVCacheManager(config, max_model_len, enable_caching=enable_caching), hasher)
 
 
 def add_request(manager: Manager, request_id: str, token_ids: list[int]) -> Request:
@@ -63,6 +61,7 @@ def lookup(manager: Manager, request: Request) -> int:
 
 def prefill(manager: Manager, request: Request, token: int) -> int:
     hit = manager.manager.get_computed_blocks(request)
+    request.shared_prefix_boundary = hit.junction
     new = manager.manager.allocate_slots(request, request.num_tokens - hit.num_tokens, hit.num_tokens, hit.blocks)
     if new is None:
         raise RuntimeError(f"no room for the prompt of {request.request_id}")
