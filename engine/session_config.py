@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from engine.core.block_hash import MultiModalFeature
 from engine.core.kv_cache_spec import KVCacheGroupSpec
 from engine.core.output import SamplingParams
 from engine.errors import InvalidInput
@@ -18,7 +19,7 @@ ActionKind = Literal["abort", "reset_prefix_cache", "evict_blocks"]
 class RequestSpec:
     """A request and when it arrives: before engine step `arrival_step` (counted from 1) is scheduled.
 
-    `lora_name` and `cache_salt` keep its blocks apart from those of other requests with the same tokens (R2.4)."""
+    Adapter (`lora_name`, `lora_int_id`), `cache_salt` and `mm_features` keep its blocks apart from those of other requests with the same tokens (R2.4)."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -27,6 +28,8 @@ class RequestSpec:
     cache_salt: str | None = None
     priority: int = 0
     lora_name: str | None = None
+    lora_int_id: int = 1
+    mm_features: tuple[MultiModalFeature, ...] = ()
 
 
 @dataclass(frozen=True)

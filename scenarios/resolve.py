@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.core.block_hash import MultiModalFeature
 from engine.core.kv_cache_spec import FullAttentionSpec, RSWASpec
 from engine.core.output import SamplingParams
 from engine.models import Tokenizer
@@ -97,6 +98,8 @@ def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str, num_posi
                 arrival_step=request.arrives_at_step,
                 cache_salt=request.cache_salt,
                 lora_name=request.lora_name,
+                lora_int_id=request.lora_int_id,
+                mm_features=tuple(MultiModalFeature(item.identifier, item.offset, item.length) for item in request.mm_features),
                 priority=request.priority,
             )
         )

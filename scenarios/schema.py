@@ -143,6 +143,7 @@ class RequestPart(_Part):
     arrives_at_step: int = Field(1, ge=1, le=MAX_STEPS, description="it arrives before this engine step is scheduled, counted from 1")
     cache_salt: str | None = Field(None, min_length=1, description="only requests with the same salt share blocks")
     lora_name: str | None = Field(None, min_length=1, description="the adapter it runs with; only requests with the same one share blocks")
+    lora_int_id: int = Field(1, ge=1, le=1_000_000, description="tells adapters of one name apart")
     mm_features: list[MultiModalItem] = Field([], max_length=64, description="items that some of its tokens stand for")
     priority: int = Field(0, description="smaller is served first, under the policy “priority”")
 
