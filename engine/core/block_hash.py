@@ -100,9 +100,10 @@ class BlockHasher:
         block_hashes = request.block_hashes
         start = len(block_hashes) * size
         token_ids = request.all_token_ids
-        num_blocks = (len(token_ids) - start) // size
-        if num_blocks < 1:
+        num_tokens = len(token_ids) - start
+        if num_tokens < size:
             return []
+        num_blocks = num_tokens // size
         parent = block_hashes[-1] if start else self.none_hash
         extra_keys: Sequence[ExtraKeys | None] | None = None
         if need_extra_keys(request):

@@ -16,7 +16,6 @@ from engine.core.kv_cache_spec import KVCacheSpec, RSWASpec, SinkFullAttentionSp
 from engine.core.request import Request
 from engine.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, by_group
 from engine.errors import InvalidInput
-from engine.trace.events import Cause, CauseKind
 
 
 class FullAttentionManager(SingleTypeKVCacheManager):
@@ -101,7 +100,7 @@ class RSWAManager(FullAttentionManager):
         """Free the blocks that lie wholly between the prompt's last block and the window."""
         window_start = max(num_prompt_tokens, num_processed_tokens - self.kv_cache_spec.rswa_window)
         first, end = -(-num_prompt_tokens // self.block_size), window_start // self.block_size
-        self._remove_blocks_in_range(request_id, first, end, Cause(CauseKind.OUTSIDE_WINDOW, {"num_skipped_tokens": window_start - num_prompt_tokens}))
+        self._remove_blocks_in_range(request_id, first, end, window_start - num_prompt_tokens)
 
 
 class SinkFullAttentionManager(FullAttentionManager):

@@ -161,6 +161,11 @@ class KVCacheCoordinator(ABC):
         for manager in self.single_type_managers:
             manager.new_step_starts()
 
+    @property
+    def cache_hit_alignment_tokens(self) -> int:
+        """Hits are multiples of this many tokens."""
+        return self.scheduler_block_size
+
     @abstractmethod
     def find_longest_cache_hit(self, block_hashes: Sequence[BlockHash], max_cache_hit_length: int) -> CacheHit:
         """The longest hit of at most `max_cache_hit_length` tokens that all groups can adopt. Changes nothing."""
@@ -189,6 +194,11 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
         if settings.hash_block_size != self.block_size:
             raise InvalidInput(f"hash_block_size is {settings.hash_block_size}, but a single KV-cache group is hashed at its own block size, {self.block_size}")
         self.single_type_managers[0].use_eagle = 0 in self.eagle_group_ids
+
+    @property
+    def cache_hit_alignment_tokens(self) -> int:
+        """Those of the group's blocks."""
+        return self.block_size
 
     def find_longest_cache_hit(self, block_hashes: Sequence[BlockHash], max_cache_hit_length: int) -> CacheHit:
         """The group's own hit."""

@@ -17,6 +17,7 @@ from engine.core.kv_cache_spec import KVCacheConfig
 from engine.core.kv_events import BlockStored, KVCacheEvent
 from engine.core.mamba_manager import MambaManager
 from engine.core.prefix_cache_stats import PrefixCacheStats
+from engine.core.prefix_history import PrefixHistory
 from engine.core.prefix_lookup import explain_lookup
 from engine.core.request import Request, RequestStatus
 from engine.core.single_type_kv_cache_manager import ids_of
@@ -79,6 +80,9 @@ class KVCacheManager:
             raise InvalidInput(f"watermark is {watermark}, but it is a share of the pool: at least 0 and below 1")
         if dcp_world_size < 1:
             raise InvalidInput(f"dcp_world_size is {dcp_world_size}, but there is at least 1 rank")
+        self.history = PrefixHistory(emit) if emit is not None else None
+        if self.history is not None:
+            emit = self.history.emit
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -126,8 +130,8 @@ class KVCacheManager:
             hit = self.coordinator.find_longest_cache_hit(request.block_hashes, max_hit)
         else:
             hit = CacheHit(tuple([[] for _ in range(self.num_kv_cache_groups)]), 0)
-        if self._emit is not None:
-            self._emit(explain_lookup(self.coordinator, request, hit, max_hit))
+        if self._emit is not None and self.history is not None:
+            self._emit(explain_lookup(self.coordinator, request, hit, max_hit, self.history))
         return ComputedBlocks(KVCacheBlocks(hit.blocks) if any(hit.blocks) else self.empty_kv_cache_blocks, hit.num_tokens, hit.junction)
 
     # ------------------------------------------------------------------ allocating
@@ -293,8 +297,10 @@ class KVCacheManager:
         """Per group the leading blocks that all requests with a table share, read off the table of one of them (R3.11)."""
         return self.coordinator.get_num_common_prefix_blocks(running_request_id)
 
-    def new_step_starts(self) -> None:
-        """A new engine step begins."""
+    def new_step_starts(self, step: int = 0) -> None:
+        """Engine step `step` begins; the number only explains evictions."""
+        if self.history is not None:
+            self.history.step = step
         self.coordinator.new_step_starts()
 
     def take_events(self) -> list[KVCacheEvent]:

@@ -131,7 +131,8 @@ class Request:
             self.all_token_ids.append(token_ids)
         else:
             self.all_token_ids.extend(token_ids)
-        self._update_block_hashes()
+        if self.block_hasher is not None:
+            self.block_hashes += self.block_hasher(self)
 
     def set_block_hasher(self, block_hasher: Callable[[Request], list[BlockHash]]) -> None:
         """Hash what is full and go on hashing with `block_hasher`."""

@@ -95,6 +95,8 @@ class Scheduler:
         self.skipped_waiting: RequestQueue = create_request_queue(self.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
+        self.current_step = 0
+        """Engine steps planned so far; whoever lets idle steps pass may move it on."""
         self.finished_req_ids: set[str] = set()
         """Finished since the last schedule(); the worker drops their rows."""
         self.reset_preempted_req_ids: set[str] = set()
@@ -151,7 +153,8 @@ class Scheduler:
         if self._emit is not None:
             facts = {"num_running": len(self.running), "num_waiting": len(self.waiting)}
             self._emit(StepStarted(cause=Cause(CauseKind.NEXT_STEP, dict(facts)), token_budget=plan.token_budget))
-        self.kv_cache_manager.new_step_starts()
+        self.current_step += 1
+        self.kv_cache_manager.new_step_starts(self.current_step)
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)

@@ -271,10 +271,11 @@ class SingleTypeKVCacheManager(ABC):
         whose step is over."""
         num_skipped = self.get_num_skipped_tokens(num_processed_tokens)
         if num_skipped > 0 and self.get_table(request_id):
-            self._remove_blocks_in_range(request_id, 0, num_skipped // self.block_size, Cause(CauseKind.OUTSIDE_WINDOW, {"num_skipped_tokens": num_skipped}))
+            self._remove_blocks_in_range(request_id, 0, num_skipped // self.block_size, num_skipped)
 
-    def _remove_blocks_in_range(self, request_id: str, first: int, end: int, cause: Cause) -> None:
-        """From `end` - 1 down to `first`, stopping at the first null block: before it everything was removed earlier."""
+    def _remove_blocks_in_range(self, request_id: str, first: int, end: int, num_skipped_tokens: int) -> None:
+        """From `end` - 1 down to `first`, stopping at the first null block: before it everything was removed earlier. `num_skipped_tokens` only travels with
+        the event."""
         table = self.req_to_blocks.get(request_id)
         if not table:
             return
@@ -289,7 +290,7 @@ class SingleTypeKVCacheManager(ABC):
             removed.append(block)
             table[index] = null_block
         if removed:
-            self._free_removed(request_id, indices, removed, cause)
+            self._free_removed(request_id, indices, removed, Cause(CauseKind.OUTSIDE_WINDOW, {"num_skipped_tokens": num_skipped_tokens}))
 
     def _free_removed(self, request_id: str, indices: list[int], removed: list[KVCacheBlock], cause: Cause) -> None:
         freed = self.block_pool.free_blocks(removed)

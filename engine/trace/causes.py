@@ -40,6 +40,7 @@ class CauseKind(str, Enum):
     CHUNK_START = "chunk_start"  # blocks before the current chunk are hits without being looked up; facts: num_tokens
     SHORTENED_BY_GROUP = "shortened_by_group"  # facts: by_group, num_hit_tokens
     EAGLE_DROP = "eagle_drop"  # the draft head needs the last matched block recomputed; facts: num_dropped_tokens
+    NOT_USED = "not_used"  # cached, but no hit can end behind this block; facts: logical_index
     NOT_SHARED = "not_shared"  # encoder states are never shared between requests
     # hashing
     BLOCK_FULL = "block_full"  # facts: logical_index, num_tokens (prefix length the hash covers)

@@ -48,24 +48,35 @@ class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):
     token_budget: int
 
 
+class BlockStop(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One block behind the end of a hit and why it is no part of it. `block_id`: the cached block that cannot be used, None where none is cached."""
+
+    logical_index: int
+    cause: Cause
+    block_id: int | None = None
+
+
 class GroupLookup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One group's part in a lookup: the blocks it would give (0 where a null block stands) and why it has no more."""
+    """One group's part in a lookup: how far it could go alone, the blocks it gives (0 where a null block stands), why it has no more, and block by block what
+    lies behind (`stops`)."""
 
     group_id: int
     num_hit_tokens: int
     block_ids: list[int]
     cause: Cause
+    stops: list[BlockStop] = []
 
 
 class PrefixLookup(Event, frozen=True, kw_only=True, tag="prefix_lookup"):
     """get_computed_blocks: pure, changes nothing (R5.1). The cause says where the walk stopped.
 
-    `hit_block_ids`: what would be adopted, in group order, without null blocks. `groups`: group by group, with several groups only. `junction`: the longest
-    hit of a single group when it is longer than the common one, else 0 (R4.5)."""
+    `hit_block_ids`: what would be adopted, in group order, without null blocks. `stops`: what lies behind the hit, with one group. `groups`: the same group by
+    group, with several groups. `junction`: the longest hit of a single group when it is longer than the common one, else 0 (R4.5)."""
 
     num_hit_tokens: int
     hit_block_ids: list[int]
     max_hit_tokens: int
+    stops: list[BlockStop] = []
     groups: list[GroupLookup] = []
     junction: int = 0
 
