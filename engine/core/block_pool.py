@@ -69,6 +69,8 @@ class BlockPool:
         """Keys beyond the primary one, by block id; only entries that end inside a block make them (R1.12)."""
         self.null_block = self.free_block_queue.popleft()
         self.null_block.is_null = True
+        self.num_permanent_blocks = 0
+        """Blocks that somebody took for good (R1.16): in use, but no reason not to forget the prefix cache."""
         self.kv_event_queue: list[KVCacheEvent] = []
         self._emit = emit
 
@@ -324,8 +326,8 @@ class BlockPool:
             self._evict_cached_block(self.blocks[block_id], cause)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every key, if no block but the null block is in use; else return False and change nothing (R1.14)."""
-        ok = self.get_num_free_blocks() == self.num_gpu_blocks - 1
+        """Forget every key, if no block but the null block and those taken for good is in use; else return False and change nothing (R1.14)."""
+        ok = self.get_num_free_blocks() == self.num_gpu_blocks - 1 - self.num_permanent_blocks
         if ok:
             self.cached_block_hash_to_block = BlockHashToBlockMap()
             self.cached_block_hashes_by_block = {}

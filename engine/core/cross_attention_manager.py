@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from engine.core.block_hash import BlockHash
 from engine.core.block_pool import BlockPool
@@ -15,6 +16,8 @@ from engine.errors import EngineError
 
 class CrossAttentionManager(SingleTypeKVCacheManager):
     """Manager of a cross-attention group: sized by the encoder's tokens, without hits and without caching. vLLM: CrossAttentionManager."""
+
+    holds_encoder_output: ClassVar[bool] = True
 
     def add_local_computed_blocks(self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> None:
         """Nothing to adopt."""

@@ -66,9 +66,9 @@ class FullAttentionManager(SingleTypeKVCacheManager):
 
     def cache_blocks(self, request: Request, num_tokens: int, retention_interval: int | None = None) -> None:
         """Also register where the prompt's last hash boundary lies, if that is inside a block (R6.3)."""
-        super().cache_blocks(request, num_tokens, retention_interval)
+        SingleTypeKVCacheManager.cache_blocks(self, request, num_tokens, retention_interval)
         hash_block_size = self.block_pool.hash_block_size
-        if hash_block_size is None or self.block_size == hash_block_size:
+        if self.block_size == hash_block_size or hash_block_size is None:
             return
         boundary = request.num_prompt_tokens // hash_block_size * hash_block_size
         if boundary == 0 or boundary > num_tokens or boundary % self.block_size == 0:
@@ -120,3 +120,4 @@ class SinkFullAttentionManager(FullAttentionManager):
                 f"the sink takes {num_sink_blocks} blocks, but the pool has {block_pool.get_num_free_blocks()}: raise num_blocks or shorten the sink"
             )
         self.sink_blocks = block_pool.get_new_blocks(num_sink_blocks)
+        block_pool.num_permanent_blocks += num_sink_blocks

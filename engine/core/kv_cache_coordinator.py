@@ -13,7 +13,6 @@ from math import gcd, lcm
 
 from engine.core.block_hash import BlockHash
 from engine.core.block_pool import BlockPool
-from engine.core.cross_attention_manager import CrossAttentionManager
 from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.kv_cache_spec import AttentionSpec, KVCacheConfig, MambaSpec, SlidingWindowSpec
 from engine.core.manager_registry import get_manager_for_kv_cache_spec
@@ -109,7 +108,7 @@ class KVCacheCoordinator(ABC):
         """Sum over the groups (R3.3); cross attention counts the encoder's tokens instead. `apply_admission_cap`: bounded per group by R3.4."""
         total = 0
         for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
-            if isinstance(manager, CrossAttentionManager):
+            if manager.holds_encoder_output:
                 total += manager.get_num_blocks_to_allocate(request_id, num_encoder_tokens, (), 0, num_encoder_tokens, apply_admission_cap)
             else:
                 total += manager.get_num_blocks_to_allocate(request_id, num_tokens, hit, num_computed_tokens, num_tokens_main_model, apply_admission_cap)
@@ -128,7 +127,7 @@ class KVCacheCoordinator(ABC):
         """New blocks per group so that `num_tokens` slots exist (R5.3 f)."""
         return tuple(
             [
-                manager.allocate_new_blocks(request_id, num_encoder_tokens if isinstance(manager, CrossAttentionManager) else num_tokens, num_tokens_main_model)
+                manager.allocate_new_blocks(request_id, num_encoder_tokens if manager.holds_encoder_output else num_tokens, num_tokens_main_model)
                 for manager in self.single_type_managers
             ]
         )

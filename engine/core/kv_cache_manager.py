@@ -20,8 +20,9 @@ from engine.core.prefix_cache_stats import PrefixCacheStats
 from engine.core.prefix_history import PrefixHistory
 from engine.core.prefix_lookup import explain_lookup
 from engine.core.request import Request, RequestStatus
+from engine.core.request_check import check_pool
 from engine.core.single_type_kv_cache_manager import ids_of
-from engine.errors import InvalidInput
+from engine.errors import EngineError, InvalidInput
 from engine.trace.events import AllocationRefused, BlocksFreed, Cause, CauseKind, Emit
 
 
@@ -106,6 +107,8 @@ class KVCacheManager:
         )
         self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
         self.block_pool: BlockPool = self.coordinator.block_pool
+        if compat is None:
+            check_pool(self)
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple([() for _ in kv_cache_config.kv_cache_groups]))
         self.prefix_cache_stats = PrefixCacheStats()
@@ -159,13 +162,14 @@ class KVCacheManager:
             raise ValueError(f"num_new_tokens is {num_new_tokens}: there is nothing to allocate for")
         request_id = request.request_id
         coordinator = self.coordinator
-        if self.compat is None and request.is_finished():
+        if request.status > RequestStatus.PREEMPTED and self.compat is None:
             raise InvalidInput(f"request {request_id!r} is over ({request.status.name}), so it gets no more blocks: add a new request")
         hit = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
         num_computed_tokens = request.num_computed_tokens + num_new_computed_tokens
         total_computed_tokens = min(num_computed_tokens, self.max_model_len)
-        waiting = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        num_watermark = self.watermark_blocks if has_scheduled_reqs and waiting else 0
+        num_watermark = 0
+        if self.watermark_blocks and has_scheduled_reqs and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            num_watermark = self.watermark_blocks
         queue = self.block_pool.free_block_queue
 
         if full_sequence_must_fit:
@@ -221,17 +225,28 @@ class KVCacheManager:
         self._emit(AllocationRefused(cause=cause, request_id=request.request_id, num_new_tokens=num_new_tokens, at_gate=at_gate))
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Register what `num_computed_tokens` tokens fill; nothing with caching off."""
+        """Register what `num_computed_tokens` tokens fill; nothing with caching off. Raises InvalidInput, changing nothing, for a request that is over."""
+        if self.compat is None and request.is_finished():
+            raise InvalidInput(f"request {request.request_id!r} is over ({request.status.name}), so none of its blocks can be cached: cache before the end")
         if self.enable_caching:
             self.coordinator.cache_blocks(request, num_computed_tokens)
 
     # ------------------------------------------------------------------ giving back
     def free(self, request: Request, cause: Cause | None = None) -> None:
-        """Drop the request's tables (R5.6). Hashes stay, so the blocks can be hit until they are taken again."""
-        self.coordinator.free(request.request_id, cause)
+        """Drop the request's tables (R5.6). Hashes stay, so the blocks can be hit until they are taken again. Raises EngineError, changing nothing, when the
+        request is over and was freed before."""
+        if self.compat is None and request.is_finished():
+            if request.is_freed:
+                raise EngineError(f"request {request.request_id!r} is freed twice: it is over and gave its blocks back, so free every request once only")
+            self.coordinator.free(request.request_id, cause)
+            request.is_freed = True
+        else:
+            self.coordinator.free(request.request_id, cause)
 
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int, num_prompt_tokens: int) -> None:
-        """Release blocks that attention will never read again (R3.2)."""
+        """Release blocks that attention will never read again (R3.2). Raises EngineError, changing nothing, for a request without a block table."""
+        if self.compat is None and not any(request_id in manager.req_to_blocks for manager in self.coordinator.single_type_managers):
+            raise EngineError(f"request {request_id!r} has no blocks, so none can be released: it has not begun, was preempted or is over")
         self.coordinator.remove_skipped_blocks(request_id, num_processed_tokens, num_prompt_tokens)
 
     def take_kv_cache_block_copies(self) -> tuple[list[tuple[int, int]], list[KVCacheBlock]]:

@@ -241,9 +241,9 @@ class MambaManager(SingleTypeKVCacheManager):
 
     def free(self, request_id: str, cause: Cause | None = None) -> None:
         """Also forget where the request's states were."""
+        super().free(request_id, cause)
         self._has_running_state.discard(request_id)
         self.last_state_block_idx.pop(request_id, None)
-        super().free(request_id, cause)
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """All but the last: its state is all that is needed (R3.1)."""

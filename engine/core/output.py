@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.errors import InvalidInput
 from engine.trace.events import Cause
 
 
@@ -52,10 +53,14 @@ class SchedulerOutput:
 
 @dataclass(frozen=True)
 class SampledToken:
-    """One token and why it is this one (GREEDY, SEEDED or FORCED)."""
+    """One token and why it is this one (GREEDY, SEEDED or FORCED). Raises InvalidInput for a token that is not a non-negative int."""
 
     token_id: int
     cause: Cause
+
+    def __post_init__(self) -> None:
+        if type(self.token_id) is not int or self.token_id < 0:
+            raise InvalidInput(f"a sampled token is {self.token_id!r}, but a token id is a whole number from 0 on: turn it into an int")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Request:
         "block_hashes",
         "cache_salt",
         "drop_stale_output",
+        "is_freed",
         "is_prefill_chunk",
         "lora_int_id",
         "lora_name",
@@ -121,16 +122,22 @@ class Request:
         self.shared_prefix_boundary = 0
         """The junction that the last lookup found (R4.5)."""
         self.num_preemptions = 0
+        self.is_freed = False
+        """Whether the request is over and its blocks were given back."""
         self.block_hashes: list[BlockHash] = []
         self.block_hasher = block_hasher
         self._update_block_hashes()
 
     def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
-        """Append sampled tokens and hash the blocks that they complete. Their keys and values are not computed yet."""
-        if isinstance(token_ids, int):
+        """Append sampled tokens and hash the blocks that they complete. Their keys and values are not computed yet.
+
+        Raises InvalidInput, changing nothing, for a token that is not a non-negative int."""
+        if type(token_ids) is int and token_ids >= 0:
             self.all_token_ids.append(token_ids)
         else:
-            self.all_token_ids.extend(token_ids)
+            many = list(token_ids) if isinstance(token_ids, list | tuple) else [token_ids]
+            check_token_ids(self.request_id, many, "outputs")
+            self.all_token_ids.extend(many)
         if self.block_hasher is not None:
             self.block_hashes += self.block_hasher(self)
 
@@ -189,10 +196,15 @@ def check_prompt(request_id: str, prompt_token_ids: Sequence[int]) -> None:
     """Raises InvalidInput for an empty prompt and for the first token that is not a non-negative int."""
     if not prompt_token_ids:
         raise InvalidInput(f"request {request_id!r} has an empty prompt: give it at least 1 token")
-    if set(map(type, prompt_token_ids)) == {int} and min(prompt_token_ids) >= 0:
+    check_token_ids(request_id, prompt_token_ids, "prompt")
+
+
+def check_token_ids(request_id: str, token_ids: Sequence[int], which: str) -> None:
+    """Raises InvalidInput for the first token that is not a non-negative int; the sentence says at which position of the request's `which`."""
+    if set(map(type, token_ids)) <= {int} and min(token_ids, default=0) >= 0:
         return
-    for position, token_id in enumerate(prompt_token_ids):
+    for position, token_id in enumerate(token_ids):
         if type(token_id) is not int:
-            raise InvalidInput(f"request {request_id!r} has {token_id!r} at position {position} of its prompt, but a token id is a whole number")
+            raise InvalidInput(f"request {request_id!r} has {token_id!r} at position {position} of its {which}, but a token id is a whole number")
         if token_id < 0:
-            raise InvalidInput(f"request {request_id!r} has token {token_id} at position {position} of its prompt, but token ids begin at 0")
+            raise InvalidInput(f"request {request_id!r} has token {token_id} at position {position} of its {which}, but token ids begin at 0")

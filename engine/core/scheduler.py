@@ -105,7 +105,7 @@ class Scheduler:
     # ------------------------------------------------------------------ requests come and go
     def check_request(self, request: Request) -> None:
         """Raises InvalidInput when `request` could never finish here (see request_check). Changes nothing."""
-        check_request(request, self.scheduler_config, self.kv_cache_config)
+        check_request(request, self.scheduler_config, self.kv_cache_manager)
 
     def add_request(self, request: Request) -> None:
         """Queue a new request. Raises InvalidInput, changing nothing, for an id that is in use and for what check_request refuses."""

@@ -31,6 +31,8 @@ class SingleTypeKVCacheManager(ABC):
 
     supports_fine_grained_hash_lookup: ClassVar[bool] = False
     """Whether a hit may end inside one of its blocks (R6.2)."""
+    holds_encoder_output: ClassVar[bool] = False
+    """Whether its slots are for the encoder's tokens instead of the request's."""
 
     def __init__(
         self,
@@ -171,8 +173,9 @@ class SingleTypeKVCacheManager(ABC):
         """Consumer side of copy-on-write (R6.4): a new block takes the shared one's place. Both stay held until the copy is taken: the source by the
         reference of the hit, the destination by one more than the request's."""
         table = self.req_to_blocks[request_id]
-        assert table[index] is source, f"block {source.block_id} is not where the hit of {request_id} ended"
         destination = self.block_pool.get_new_blocks(1, request_id)[0]
+        if index >= len(table) or table[index] is not source:
+            raise EngineError(f"block {source.block_id} is not where the hit of {request_id} ended")
         destination.ref_cnt += 1
         table[index] = destination
         self.pending_copies.append((source, destination))
@@ -245,21 +248,20 @@ class SingleTypeKVCacheManager(ABC):
     # ------------------------------------------------------------------ giving back
     def free(self, request_id: str, cause: Cause | None = None) -> None:
         """Drop the request's table, last block first (R1.9), and its frontier; hashes stay. `cause` travels with the event."""
-        table = self.req_to_blocks.pop(request_id, None)
+        table = self.req_to_blocks.get(request_id)
+        ordered = table[::-1] if table else []
+        freed = self.block_pool.free_blocks(ordered)  # raises before anything is forgotten
+        self.req_to_blocks.pop(request_id, None)
         self.num_cached_block.pop(request_id, None)
         self._partial_hits.pop(request_id, None)
-        if not table:
-            return
-        table.reverse()
-        freed = self.block_pool.free_blocks(table)
-        if self._emit is not None:
+        if self._emit is not None and ordered:
             prepended, appended, still_referenced = ids_of(freed)
             self._emit(
                 BlocksFreed(
                     cause=cause or Cause(CauseKind.REQUEST_FINISHED),
                     request_id=request_id,
                     group_id=self.kv_cache_group_id,
-                    block_ids=[block.block_id for block in table],
+                    block_ids=[block.block_id for block in ordered],
                     prepended=prepended,
                     appended=appended,
                     still_referenced=still_referenced,
