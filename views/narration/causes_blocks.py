@@ -113,7 +113,8 @@ def where_freed(event: Any) -> str:
     if event.prepended:
         parts.append(f"{blocks(event.prepended)} without a hash to the head, to be reused first")
     if event.still_referenced:
-        parts.append(f"{blocks(event.still_referenced)} stays with {'its' if len(event.still_referenced) == 1 else 'their'} other owners")
+        one = len(event.still_referenced) == 1
+        parts.append(f"{blocks(event.still_referenced)} {'stays with its' if one else 'stay with their'} other owners")
     text = "; ".join(parts)
     return text[:1].upper() + text[1:] + "." if text else "Nothing returns to the free queue."
 
@@ -138,17 +139,28 @@ def _where_skipped(event: Any) -> str:
 
 
 def _copy_queued(words: Words, event: Any, facts: Facts) -> str:
+    if isinstance(event, e.BlocksCopied):
+        return _pages(event)
     return f"The step is planned, and the worker copies before it writes anything else, so nothing needs to be held longer. {where_freed(event)}"
 
 
+def _pages(event: e.BlocksCopied) -> str:
+    """R6.7: a page is everything that a block id stands for, in every layer."""
+    return "Whole pages move, whatever is in them. All sources are read before any destination is written."
+
+
 def _partial_hit(words: Words, event: Any, facts: Facts) -> str:
+    if isinstance(event, e.BlocksCopied):
+        return _pages(event)
     tokens, index = count(number(facts, "num_hit_tokens"), "token"), number(facts, "logical_index")
-    who = event.request_id or "the request"
+    who = event.request_id or "It"
     return f"The hit of {tokens} ends inside logical block {index}. {who} will write behind it, which others must not see, so {who} writes into a copy."
 
 
 def _own_boundary(words: Words, event: Any, facts: Facts) -> str:
-    tokens, who = count(number(facts, "num_tokens"), "token"), event.request_id or "the request"
+    if isinstance(event, e.BlocksCopied):
+        return _pages(event)
+    tokens, who = count(number(facts, "num_tokens"), "token"), event.request_id or "It"
     return (
         f"The block is registered for the first {tokens}, and {who} is about to write over that. {who} keeps its block, because the worker's table only "
         "grows; all hashes move to the copy."

@@ -130,6 +130,10 @@ def _eagle_drop(words: Words, event: Any, facts: Facts) -> str:
     return f"The draft head needs the end of the match computed again, so {count(number(facts, 'num_dropped_tokens'), 'token')} of the hit are given up."
 
 
+def _not_used(words: Words, event: Any, facts: Facts) -> str:
+    return f"Logical block {number(facts, 'logical_index')} is cached too, but no hit can end behind it."
+
+
 def _not_shared(words: Words, event: Any, facts: Facts) -> str:
     return "Keys and values of the encoder's output belong to one request and are never shared."
 
@@ -151,5 +155,6 @@ LOOKUP_CAUSES: dict[CauseKind, Why] = {
     CauseKind.CHUNK_START: _chunk_start,
     CauseKind.SHORTENED_BY_GROUP: _shortened_by_group,
     CauseKind.EAGLE_DROP: _eagle_drop,
+    CauseKind.NOT_USED: _not_used,
     CauseKind.NOT_SHARED: _not_shared,
 }

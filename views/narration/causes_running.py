@@ -16,6 +16,9 @@ def _scenario(words: Words, event: Any, facts: Facts) -> str:
         return "No block has an owner or a hash. Block 0 stands for “skipped”; it is never taken and never freed."
     if isinstance(event, e.RequestAdded):
         full = event.num_block_hashes
+        if full and len(words.groups) > 1:
+            unit = words.hash_block_size
+            return f"The scenario sends it now. Its prompt is hashed at once, every {count(unit, 'token')}; it owns no physical block yet."
         verb = "is" if full == 1 else "are"
         done = f"Its {count(full, 'full prompt block')} {verb} hashed at once" if full else "Its prompt fills no block, so there is nothing to hash"
         return f"The scenario sends it now. {done}; it owns no physical block yet."
@@ -150,6 +153,8 @@ def _ranks_share_blocks(words: Words, event: Any, here: list[tuple[int, int]]) -
 
 
 def _slot_mapping(words: Words, event: Any, facts: Facts) -> str:
+    if isinstance(event, e.StateWritten):
+        return "The old state and the tokens of this step give a new state, and the request's last block is where it is kept."
     if not isinstance(event, e.KVWritten):
         return "Keys and values go where the slot mapping says."
     if event.backend == "none":

@@ -45,6 +45,11 @@ class Group(NamedTuple):
     block_size: int
     is_state: bool
 
+    @property
+    def noun(self) -> str:
+        """The label as it stands in a sentence."""
+        return "full attention" if self.label == "full" else self.label
+
 
 def groups_of(header: TraceHeader) -> list[Group]:
     """The groups of a run in order; one full-attention group where the header names none. Never empty."""

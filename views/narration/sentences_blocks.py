@@ -62,7 +62,8 @@ def _blocks_allocated(words: Words, event: e.BlocksAllocated) -> str:
 def _block_cached(words: Words, event: e.BlockCached) -> str:
     gets = f"Block {event.block_id} gets the hash {event.block_hash[:6]}"
     if ends_inside(words, event):
-        return f"{gets} for the first {count(event.num_hash_tokens, 'token')}: it ends inside the block."
+        what = "a state between two block ends" if words.group(event.group_id).is_state else "it ends inside the block"
+        return f"{gets} of the first {count(event.num_hash_tokens, 'token')}{words.for_group(event.group_id)}: {what}."
     return f"{gets}{words.for_group(event.group_id)}."
 
 
@@ -111,9 +112,9 @@ def _freed_rule(event: e.BlocksFreed) -> str:
 
 
 def _blocks_skipped(words: Words, event: e.BlocksSkipped) -> str:
-    one = len(event.block_ids) == 1
-    place = "a null block takes its place" if one else "null blocks take their places"
-    return f"{event.request_id} lets go of {blocks(event.block_ids)}{words.for_group(event.group_id)}: {place}, {places(event.logical_indices)}."
+    become = "becomes" if len(event.logical_indices) == 1 else "become"
+    gone = f"{event.request_id} lets go of {blocks(event.block_ids)}{words.for_group(event.group_id)}"
+    return f"{gone}: {places(event.logical_indices)} {become} null."
 
 
 def _skipped_symbol(event: e.BlocksSkipped) -> str:

@@ -90,5 +90,6 @@ STOPS: dict[CauseKind, Stop] = {
     CauseKind.CHUNK_START: _chunk_start,
     CauseKind.SHORTENED_BY_GROUP: _shortened_by_group,
     CauseKind.EAGLE_DROP: _eagle_drop,
+    CauseKind.NOT_USED: lambda words, facts: "cached, but no hit can end behind it",
     CauseKind.NOT_SHARED: lambda words, facts: "encoder states are never shared",
 }

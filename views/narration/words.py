@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.trace.frame import BlockState, Frame, RequestState, TraceHeader
-from views.narration.groups import Group, groups_of
+from views.narration.groups import Group, groups_of, hash_block_size_of
 
 MAX_LISTED = 6
 """Longer lists are cut with “… and 12 more”: a sentence must stay readable on one line."""
@@ -19,6 +19,7 @@ class Words:
         self.frame = frame
         self.previous = previous
         self.groups = groups_of(header)
+        self.hash_block_size = hash_block_size_of(header)
         self.num_ranks = int(header.config.get("decode_context_parallel_size") or 1)
 
     def group(self, group_id: object) -> Group:
@@ -31,8 +32,8 @@ class Words:
         return group.block_size * (1 if group.is_state else self.num_ranks)
 
     def for_group(self, group_id: object) -> str:
-        """“ for window 8”, or nothing where there is only one group or the event belongs to none."""
-        return f" for {self.group(group_id).label}" if len(self.groups) > 1 and isinstance(group_id, int) else ""
+        """“ for window 8”, “ for full attention”, or nothing where there is only one group or the event belongs to none."""
+        return f" for {self.group(group_id).noun}" if len(self.groups) > 1 and isinstance(group_id, int) else ""
 
     def token(self, token_id: object) -> str:
         """The token's text in quotation marks; its number where the header has no text for it."""
@@ -89,7 +90,8 @@ def blocks(block_ids: Sequence[int]) -> str:
     """“block 3”, “blocks 7 and 1”."""
     if not block_ids:
         return "no block"
-    return f"block {block_ids[0]}" if len(block_ids) == 1 else f"blocks {listed(block_ids)}"
+    texts = [str(block_id) if block_id else "null" for block_id in block_ids]
+    return f"block {texts[0]}" if len(texts) == 1 else f"blocks {listed(texts)}"
 
 
 def slots(numbers: Sequence[int]) -> str:
@@ -111,7 +113,9 @@ def real(block_ids: Iterable[int]) -> list[int]:
 
 def places(indices: Sequence[int]) -> str:
     """“logical block 3”, “logical blocks 0 and 1”."""
-    return f"logical {blocks(list(indices))}" if indices else "no logical block"
+    if not indices:
+        return "no logical block"
+    return f"logical block {indices[0]}" if len(indices) == 1 else f"logical blocks {listed(indices)}"
 
 
 def power_of_ten(value: float) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = (
-    "util.js", "recording.js", "transport.js", "draw_pool.js", "draw_queue.js", "draw_requests.js", "draw_events.js", "draw_chains.js", "stage.js",
+    "util.js", "recording.js", "transport.js", "draw_cell.js", "draw_pool.js", "draw_queue.js", "draw_lanes.js", "draw_requests.js", "draw_events.js",
+    "draw_chains.js", "stage.js",
 )  # fmt: skip
 """In the order in which they are joined to one module. They share one scope and import nothing, so that a saved page can carry them as they are."""
 

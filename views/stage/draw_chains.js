@@ -1,6 +1,7 @@
-// The prefix cache as what it is, chains of hashes: every node stands for one full block, its parent is the block before it.
+// The prefix cache as what it is, chains of hashes: every node is one hash with its blocks in each group, its parent the hash of what comes before.
 const CHAIN_NARROW = 180;
 const CHAIN_WIDE = 330;
+const CHAIN_WIDE_GROUPS = 400;
 const CHAIN_GAP = 30;
 const CHAIN_ROOT = 52;
 
@@ -14,6 +15,8 @@ class ChainsPanel {
   draw(recording, frame) {
     const nodes = frame.chains.map((n) => Object.assign({}, n, { words: this.words(recording, frame, n) }));
     const now = frame.kind === "block_cached" || frame.kind === "block_evicted" ? frame.now.blocks : [];
+    for (const node of nodes) node.blocks = node.groups.flatMap(([, ids]) => ids);
+    this.recording = recording;
     const signature = JSON.stringify([recording.traceId, nodes, now, this.body.clientWidth]);
     if (signature === this.signature) return;
     this.signature = signature;
@@ -29,7 +32,7 @@ class ChainsPanel {
     setAttributes(this.picture, { width: Math.max(CHAIN_ROOT + widest * (this.width + CHAIN_GAP) + 8, this.body.clientWidth - 2), height: Math.max(lanes * lane + 2, this.body.clientHeight - 4) });
     svg(this.picture, "rect", { x: 1, y: top, width: CHAIN_ROOT - 2, height, rx: 8, class: "chain-root" });
     svg(this.picture, "text", { x: CHAIN_ROOT / 2, y: top + height / 2 + 4.5, "text-anchor": "middle", class: "muted" }, "root");
-    if (!nodes.length) svg(this.picture, "text", { x: CHAIN_ROOT + 16, y: top + height / 2 + 4.5, class: "muted" }, "no block is hashed yet: only a full block gets a hash");
+    if (!nodes.length) svg(this.picture, "text", { x: CHAIN_ROOT + 16, y: top + height / 2 + 4.5, class: "muted" }, "nothing is hashed yet");
     const x = (depth) => CHAIN_ROOT + CHAIN_GAP + depth * (this.width + CHAIN_GAP);
     for (const node of nodes) {
       const left = x(node.depth);
@@ -45,30 +48,37 @@ class ChainsPanel {
 
   drawNode(node, x, y, height, now) {
     const isNow = node.blocks.some((b) => now.includes(b));
-    const group = svg(this.picture, "g", { class: `chain-node${isNow ? " now" : ""}`, transform: `translate(${x},${y})`, "data-block": node.blocks[0], tabindex: 0 });
+    const group = svg(this.picture, "g", { class: `chain-node${isNow ? " now" : ""}`, transform: `translate(${x},${y})`, "data-block": node.blocks[0], "data-blocks": node.blocks.join(" "), tabindex: 0 });
     svg(group, "rect", { width: this.width, height, rx: 8 });
     svg(group, "text", { x: 10, y: height / 2 + 4.5, class: "hash" }, node.hash.slice(0, 6));
     const where = this.where(node);
     const right = measure(where, `600 12.5px ${fontFamily}`) + 10;
-    svg(group, "text", { x: 66, y: height / 2 + 4.5, class: "words" }, fitText(node.words, this.width - 72 - right, 12.5, 500));
+    const left = 16 + measure(node.hash.slice(0, 6), `700 13px ${fontFamily}`);
+    svg(group, "text", { x: left, y: height / 2 + 4.5, class: "words" }, fitText(node.words, this.width - left - 6 - right, 12.5, 500));
     svg(group, "text", { x: this.width - 10, y: height / 2 + 4.5, "text-anchor": "end", class: "where" }, where);
-    const parent = node.parent ? `parent ${node.parent.slice(0, 6)}…${node.lost ? " (evicted)" : ""}` : node.known ? "first block: no parent" : "its request is gone";
+    const parent = node.parent ? `${node.lost ? "after" : "parent"} ${node.parent.slice(0, 6)}…${node.lost ? " (what is between is not cached)" : ""}` : node.known ? "first block: no parent" : "its request is gone";
     hint(group, `${node.hash}\n${node.words}\n${where}; ${parent}`);
   }
 
+  // “block 7”, or with several groups “full 1 · window 8: 5, 9”.
   where(node) {
-    return `block${node.blocks.length > 1 ? "s" : ""} ${node.blocks.join(", ")}`;
+    const list = (ids) => `block${ids.length > 1 ? "s" : ""} ${ids.join(", ")}`;
+    if (!this.recording.hasGroups) return list(node.blocks);
+    return node.groups.map(([group, ids]) => `${this.recording.groups[group].label}: ${ids.join(", ")}`).join(" · ");
   }
 
   // One width for all nodes, wide enough for the longest words if that is reasonable.
   nodeWidth(nodes) {
-    const wanted = nodes.map((n) => 66 + measure(n.words, `500 12.5px ${fontFamily}`) + 18 + measure(this.where(n), `600 12.5px ${fontFamily}`) + 10);
-    return Math.ceil(Math.min(Math.max(CHAIN_NARROW, ...wanted), CHAIN_WIDE));
+    const wanted = nodes.map((n) => 74 + measure(n.words, `500 12.5px ${fontFamily}`) + 18 + measure(this.where(n), `600 12.5px ${fontFamily}`) + 10);
+    return Math.ceil(Math.min(Math.max(CHAIN_NARROW, ...wanted), this.recording.hasGroups ? CHAIN_WIDE_GROUPS : CHAIN_WIDE));
   }
 
+  // The tokens between its parent's end and its own: those of the request that knows the chain, else those in the block's slots.
   words(recording, frame, node) {
-    const block = frame.blocks[node.blocks[0]];
-    return block.token_ids.map((_, i) => recording.hashedText(frame, block, i)).filter(Boolean).join(" ");
+    const request = node.tokens && recording.request(frame, node.tokens[0]);
+    if (request) return request.token_ids.slice(node.tokens[1], node.tokens[2]).map((t) => recording.token(t)).join(" ");
+    const block = frame.blocks[node.groups[0][1][0]];
+    return block.token_ids.map((_, i) => recording.slot(frame, block, i).text).filter(Boolean).join(" ");
   }
 
   // Depth and lane of every node: a first child stays in its parent's lane, each further one opens a lane below. Returns the number of lanes.
@@ -77,7 +87,7 @@ class ChainsPanel {
     const children = new Map();
     for (const node of nodes) {
       node.above = node.parent ? byHash.get(node.parent) || null : null;
-      node.lost = Boolean(node.parent) && !node.above;
+      node.lost = node.lost || (Boolean(node.parent) && !node.above);
       const key = node.above ? node.above.hash : "";
       children.set(key, [...(children.get(key) || []), node]);
     }

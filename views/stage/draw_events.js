@@ -1,7 +1,7 @@
 // What happened around the cursor, one line per event, and the slots of the newest slot mapping.
 const LINES_BEFORE = 5;
 const LINES_AFTER = 4;
-const SLOTS_SHOWN = 64;
+const SLOTS_SHOWN = 512;
 
 class EventsPanel {
   constructor(parent, seek) {
@@ -61,28 +61,46 @@ class SlotsPanel {
     this.body.replaceChildren();
     if (!found) {
       this.title.textContent = "Slots";
-      this.formula.textContent = "Nothing has been written yet.";
+      this.formula.textContent = recording.groups.every((g) => g.is_state) ? "Recurrent states have no slots: a block holds one state." : "Nothing has been written yet.";
       return;
     }
-    const size = recording.header.block_size;
     this.title.textContent = found.frame.step === here.step ? "Slots of this step" : `Slots of step ${found.frame.step}`;
-    const { current } = found;
-    const last = current.slots.length - 1;
-    const slot = current.slots[last];
-    this.formula.textContent = last < 0 ? "" : `token ${current.positions[last]} → block ${Math.floor(slot / size)} × ${size} + offset ${slot % size} = slot ${slot}`;
+    this.formula.textContent = this.sentence(recording, found.current);
     let shown = 0;
-    for (const mapping of found.mappings) {
-      mapping.slots.forEach((number, i) => {
-        shown += 1;
-        if (shown > SLOTS_SHOWN) return;
-        const block = Math.floor(number / size);
-        const fresh = found.fresh && mapping === current;
-        const chip = html(this.body, "span", { class: `slot-chip${fresh ? " now" : ""}`, "data-block": block, title: `token ${mapping.positions[i]} of ${mapping.request} → block ${block} × ${size} + ${number % size} = slot ${number}` });
-        chip.style.setProperty("--owner", requestColour(recording, mapping.request));
-        html(chip, "b", {}, String(number));
-        html(chip, "span", {}, recording.token(mapping.token_ids[i]));
-      });
-    }
+    recording.groups.forEach((group, groupId) => {
+      const mappings = found.mappings.filter((m) => m.group === groupId);
+      if (!mappings.length) return;
+      if (recording.hasGroups) html(this.body, "span", { class: "slots-group", title: group.title }, group.label);
+      for (const mapping of mappings) {
+        mapping.slots.forEach((_, i) => {
+          shown += 1;
+          if (shown <= SLOTS_SHOWN) this.drawChip(recording, mapping, i, group.block_size, found.fresh && mapping === found.current);
+        });
+      }
+    });
     if (shown > SLOTS_SHOWN) html(this.body, "span", { class: "muted" }, `and ${shown - SLOTS_SHOWN} more`);
+    const first = this.body.querySelector(".slot-chip.now");
+    if (first) this.body.scrollTop = Math.max(first.offsetTop - this.body.offsetTop - 22, 0);
+  }
+
+  // The arithmetic of the last token that has a slot here.
+  sentence(recording, { positions, slots, group }) {
+    const size = recording.groups[group].block_size;
+    let last = slots.length - 1;
+    while (last >= 0 && slots[last] < 0) last -= 1;
+    if (last < 0) return slots.length ? "all of these tokens belong to other ranks" : "";
+    const slot = slots[last];
+    return `token ${positions[last]} → block ${Math.floor(slot / size)} × ${size} + offset ${slot % size} = slot ${slot}`;
+  }
+
+  drawChip(recording, mapping, i, size, fresh) {
+    const number = mapping.slots[i];
+    const here = number >= 0;
+    const block = here ? Math.floor(number / size) : null;
+    const where = here ? `block ${block} × ${size} + ${number % size} = slot ${number}` : "another rank's memory, no slot here";
+    const chip = html(this.body, "span", { class: `slot-chip${fresh ? " now" : ""}${here ? "" : " elsewhere"}`, "data-block": block, title: `token ${mapping.positions[i]} of ${mapping.request} → ${where}` });
+    chip.style.setProperty("--owner", requestColour(recording, mapping.request));
+    html(chip, "b", {}, here ? String(number) : "−1");
+    html(chip, "span", {}, recording.token(mapping.token_ids[i]));
   }
 }

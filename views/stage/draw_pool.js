@@ -1,168 +1,109 @@
-// The grid of physical blocks. One group per block is made once and afterwards only changed where its block changed.
+// The grid of physical blocks, and the copies between them.
 const POOL_GAP = 10;
+const CELL_GAP = 6;
 
 class PoolPanel {
-  constructor(parent) {
+  constructor(parent, title) {
     this.body = parent;
+    this.told = html(title, "span", { class: "told", "aria-live": "polite" });
     this.picture = svg(parent, "svg", { class: "picture", role: "img" });
+    this.grid = svg(this.picture, "g");
+    this.copies = svg(this.picture, "g", { class: "copies" });
     this.cells = [];
     this.layoutKey = "";
   }
 
   layout(recording) {
     const count = recording.header.num_blocks;
-    const size = recording.header.block_size;
+    const sizes = recording.groups.filter((g) => !g.is_state).map((g) => g.block_size);
+    const size = Math.max(1, ...sizes);
     const width = this.body.clientWidth - 1;
     const height = this.body.clientHeight;
     const key = `${recording.traceId}/${count}/${size}/${width}/${height}`;
     if (key === this.layoutKey) return;
     this.layoutKey = key;
-    this.cells.forEach((cell) => cell.group.remove());
-    this.cells = [];
-    const small = count > 48; // no room for words: squares that show what is filled
-    const columns = small ? Math.max(Math.floor(width / 84), 4) : count <= 9 ? 3 : width > 500 ? 4 : 3;
-    const perRow = small ? Math.min(size, 8) : Math.min(size, 4);
-    const rows = Math.ceil(count / columns);
-    const slotRows = Math.ceil(size / perRow);
-    const cellWidth = (width - 2 - POOL_GAP * (columns - 1)) / columns;
-    const least = small ? 44 : 34 + slotRows * 24 + 6;
-    const wanted = (height - 6 - POOL_GAP * (rows - 1)) / rows;
-    const cellHeight = Math.max(least, Math.min(wanted, small ? 52 : 36 + slotRows * 60));
-    this.shape = { small, perRow, slotRows, cellWidth, cellHeight, size };
-    setAttributes(this.picture, { width, height: rows * (cellHeight + POOL_GAP) - POOL_GAP + 4 });
-    for (let id = 0; id < count; id += 1) {
-      const x = 1 + (id % columns) * (cellWidth + POOL_GAP);
-      const y = 2 + Math.floor(id / columns) * (cellHeight + POOL_GAP);
-      this.cells.push(this.makeCell(id, x, y));
-    }
-  }
-
-  makeCell(id, x, y) {
-    const { cellWidth, cellHeight, perRow, slotRows, size, small } = this.shape;
-    const group = svg(this.picture, "g", { class: "cell", transform: `translate(${x},${y})`, "data-block": id, tabindex: id === 0 ? null : 0 });
-    const cell = { group, y, signature: "" };
-    cell.box = svg(group, "rect", { width: cellWidth, height: cellHeight, rx: 9, class: "box" });
-    cell.id = svg(group, "text", { x: 10, y: 21, class: "id" }, String(id));
-    if (id === 0) {
-      group.classList.add("null");
-      cell.id.textContent = small ? "0" : "0 · null";
-      if (!small) {
-        let words = wrapWords("stands for “skipped”; never taken, never freed", cellWidth - 16, 12.5);
-        if (42 + words.length * 16 > cellHeight + 8) words = wrapWords("never taken, never freed", cellWidth - 16, 12.5);
-        words.forEach((line, i) => svg(group, "text", { x: 10, y: 42 + i * 16, class: "null-text" }, line));
-      }
-      return cell;
-    }
-    cell.state = svg(group, "text", { x: 18 + measure(String(id), `700 15px ${fontFamily}`), y: 20.5, class: "state" });
-    cell.hash = svg(group, "text", { y: 21, class: "hash", "text-anchor": "end" }, "#");
-    cell.chips = svg(group, "g");
-    cell.slots = [];
-    const top = small ? 28 : 32;
-    const gap = small ? 1 : 2.6;
-    const slotWidth = (cellWidth - 14 - gap * (perRow - 1)) / perRow;
-    const slotHeight = (cellHeight - top - 7 - gap * (slotRows - 1)) / slotRows;
-    for (let offset = 0; offset < size; offset += 1) {
-      const slotX = 7 + (offset % perRow) * (slotWidth + gap);
-      const slotY = top + Math.floor(offset / perRow) * (slotHeight + gap);
-      const slot = svg(group, "g", { class: "slot" });
-      const rect = svg(slot, "rect", { x: slotX, y: slotY, width: slotWidth, height: slotHeight, rx: small ? 2 : 5 });
-      const words = small ? null : svg(slot, "g");
-      cell.slots.push({ slot, rect, words, width: slotWidth - 3, x: slotX + slotWidth / 2, y: slotY + slotHeight / 2 + 4.2, lines: Math.max(Math.floor(slotHeight / 14), 1) });
-    }
-    return cell;
+    this.grid.replaceChildren();
+    const shape = poolShape(count, size, width, height);
+    this.shape = shape;
+    setAttributes(this.picture, { width, height: shape.rows * (shape.height + shape.gap) - shape.gap + 4 });
+    this.cells = Array.from({ length: count }, (_, id) => {
+      const x = 1 + (id % shape.columns) * (shape.width + shape.gap);
+      const y = 2 + Math.floor(id / shape.columns) * (shape.height + shape.gap);
+      return Object.assign(new Cell(this.grid, id, x, y, shape), { x });
+    });
   }
 
   draw(recording, frame) {
     this.layout(recording);
+    this.recording = recording;
+    this.frame = frame;
     const now = new Set(frame.now.blocks);
+    let used = 0;
     frame.blocks.forEach((block, id) => {
       const cell = this.cells[id];
       if (!cell) return;
       cell.group.classList.toggle("now", now.has(id));
-      if (id !== 0) this.drawCell(recording, frame, block, cell);
+      if (block.ref_cnt > 0 && !block.is_null) used += 1;
+      if (id !== 0) cell.draw(recording, frame, block);
     });
+    this.drawCopies(frame);
     this.showFirst(frame.now.blocks);
-    const used = frame.blocks.filter((b) => b.ref_cnt > 0 && !b.is_null).length;
     setAttributes(this.picture, { "aria-label": `Physical blocks: ${used} in use, ${frame.queue.length} free, and the null block.` });
   }
 
-  drawCell(recording, frame, block, cell) {
-    const owners = [...new Set(block.owners.map((o) => o.request_id))];
-    const slots = cell.slots.map((_, offset) => recording.slot(frame, block, offset));
-    const signature = JSON.stringify([block.ref_cnt, block.block_hashes, owners, block.pins, slots, owners.map((o) => requestColour(recording, o))]);
-    if (signature === cell.signature) return;
-    cell.signature = signature;
-    const cached = block.block_hashes.length > 0;
-    const free = block.ref_cnt === 0;
-    const colour = owners.length === 1 ? requestColour(recording, owners[0]) : owners.length ? "var(--shared)" : "var(--line)";
-    cell.group.style.setProperty("--owner", colour);
-    cell.group.classList.toggle("free", free);
-    cell.group.classList.toggle("cached", free && cached);
-    const state = !free ? `ref ${block.ref_cnt}` : cached ? "cached, free" : "free";
-    this.drawHead(recording, cell, owners, block, this.shape.small ? (free ? "" : `×${block.ref_cnt}`) : state);
-    slots.forEach((content, offset) => this.drawSlot(cell.slots[offset], content));
-    hint(cell.group, this.describe(block, owners, slots));
+  // What there is to say about the block under the mouse or the focus, beside the panel's title: small cells have no room for words.
+  tell(id) {
+    const block = this.frame && id !== null ? this.frame.blocks[Number(id)] : null;
+    const text = block ? ` · ${describeBlock(this.recording, this.frame, block).split("\n").join(" · ")}` : "";
+    if (this.told.textContent === text) return;
+    this.told.textContent = text;
+    this.told.title = text.slice(3);
   }
 
-  // The head of a cell, from right to left: who holds the block, its hash mark, its state. What has no room is left to the hint: first the words, then letters.
-  drawHead(recording, cell, owners, block, state) {
-    const radius = this.shape.small ? 7 : 10;
-    const pitch = radius * 2 + 3;
-    const right = this.shape.cellWidth - 6;
-    const left = 10 + measure(cell.id.textContent, `700 15px ${fontFamily}`) + 6;
-    const hashWidth = block.block_hashes.length ? 14 : 0;
-    const room = Math.max(Math.floor((right - left - hashWidth) / pitch), 1);
-    const names = owners.map((o) => ({ letter: requestLetter(o), colour: requestColour(recording, o) }));
-    if (!owners.length && (block.pins || []).length) names.push({ letter: "S", colour: "var(--mute)" });
-    const most = Math.min(room, 3);
-    if (names.length > most) {
-      const hidden = names.length - most + 1;
-      names.splice(most - 1, hidden, { letter: most === 1 ? String(hidden) : `+${hidden}`, colour: "var(--mute)" });
-    }
-    cell.hash.style.display = hashWidth ? "" : "none";
-    const end = right - names.length * pitch;
-    setAttributes(cell.hash, { x: end - 2 });
-    const fits = left + 2 + measure(state, `600 12.5px ${fontFamily}`) <= end - hashWidth - 2;
-    cell.state.textContent = fits ? state : "";
-    setAttributes(cell.state, { class: block.ref_cnt > 1 ? "state strong" : "state" });
-    this.drawChips(cell, names, radius, pitch);
+  // An arrow from source to destination for every copy that is queued, and for those that have just been done.
+  drawCopies(frame) {
+    const pairs = [...frame.copies.map(([s, d]) => [s, d, "queued"]), ...frame.now.copied.map(([s, d]) => [s, d, "done"])];
+    const signature = JSON.stringify([pairs, this.layoutKey]);
+    if (signature === this.copiesDrawn) return;
+    this.copiesDrawn = signature;
+    this.copies.replaceChildren();
+    const labels = pairs.map(([source, destination, state], i) => this.drawCopy(this.cells[source], this.cells[destination], i, source, destination, state));
+    this.copies.append(...labels.filter(Boolean)); // above all lines
   }
 
-  drawChips(cell, names, radius, pitch) {
-    cell.chips.replaceChildren();
-    names.reverse().forEach((name, i) => {
-      const x = this.shape.cellWidth - 6 - radius - i * pitch;
-      svg(cell.chips, "circle", { cx: x, cy: 15.5, r: radius, style: `fill:${name.colour}` });
-      svg(cell.chips, "text", { x, y: 20, class: "letter", "text-anchor": "middle" }, name.letter);
-    });
+  drawCopy(from, to, index, source, destination, state) {
+    if (!from || !to) return null;
+    const route = this.route(from, to, index);
+    const tip = route[route.length - 1];
+    const up = tip.y < route[route.length - 2].y ? 1 : -1;
+    const group = svg(this.copies, "g", { class: `copy ${state}`, "data-from": source, "data-to": destination });
+    hint(group, `copy of block ${source} into block ${destination}: ${state === "queued" ? "queued, the worker does it before anything is written" : "done"}`);
+    const line = route.map((p, i) => `${i ? "L" : "M"}${p.x} ${p.y}`).join("");
+    svg(group, "path", { d: `${line}M${tip.x - 5} ${tip.y + 6 * up}L${tip.x} ${tip.y}L${tip.x + 5} ${tip.y + 6 * up}` });
+    const words = state === "queued" ? "copy" : "copied";
+    const half = measure(words, `650 11px ${fontFamily}`) / 2 + 5;
+    const near = route[1].x + Math.sign(route[2].x - route[1].x) * Math.min(Math.abs(route[2].x - route[1].x) / 2, half + 8);
+    const x = Math.min(Math.max(near, half), this.body.clientWidth - half);
+    const label = svg(this.copies, "g", { class: `copy ${state} label` });
+    svg(label, "rect", { x: x - half, y: route[1].y - 7.5, width: 2 * half, height: 15, rx: 7.5 });
+    svg(label, "text", { x, y: route[1].y + 4, "text-anchor": "middle" }, words);
+    return label;
   }
 
-  drawSlot(part, content) {
-    const state = content.text ? (content.written ? "filled" : "pending") : "";
-    setAttributes(part.slot, { class: `slot ${state}${content.generated ? " generated" : ""}` });
-    if (!part.words || part.shown === `${content.text}/${content.generated}`) return;
-    part.shown = `${content.text}/${content.generated}`;
-    part.words.replaceChildren();
-    const weight = content.generated ? 700 : 500;
-    const lines = content.text ? wrapToken(content.text, part.width, 11.5, weight, part.lines) : [];
-    lines.forEach((line, i) => {
-      const long = measure(line, `${weight} 11.5px ${fontFamily}`) > part.width;
-      const y = part.y + (i - (lines.length - 1) / 2) * 13;
-      svg(part.words, "text", { x: part.x, y, "text-anchor": "middle", textLength: long ? part.width : null, lengthAdjust: long ? "spacingAndGlyphs" : null }, line);
-    });
-  }
-
-  describe(block, owners, slots) {
-    const parts = [`Block ${block.block_id}, ref_cnt ${block.ref_cnt}`];
-    if (owners.length) parts.push(`held by ${owners.join(", ")}`);
-    else if (block.pins && block.pins.length) parts.push(`held by ${block.pins.join(", ")}`);
-    else parts.push(block.block_hashes.length ? "free, but still found by its hash" : "free");
-    const words = slots.filter((s) => s.written).map((s) => s.text);
-    if (words.length) parts.push(`tokens: ${words.join(" ")}`);
-    const pending = slots.filter((s) => s.text && !s.written).map((s) => s.text);
-    if (pending.length) parts.push(`to be written in this step: ${pending.join(" ")}`);
-    for (const key of block.block_hashes) parts.push(`hash ${key.slice(0, 6)}…`);
-    return parts.join("\n");
+  // From cell to cell through the gaps between them, so that no cell's words are crossed. Several copies keep apart a little.
+  route(from, to, index) {
+    const { width, height, gap, columns, rows } = this.shape;
+    const apart = [0, 5, -5][index % 3];
+    const rowOf = (cell) => Math.floor(cell.id / columns);
+    const below = rowOf(to) > rowOf(from) || (rowOf(to) === rowOf(from) && rowOf(from) < rows - 1);
+    const start = { x: from.x + width / 2 + apart, y: below ? from.y + height - 4 : from.y + 4 };
+    const channel = below ? from.y + height + gap / 2 + apart / 2.2 : from.y - gap / 2 + apart / 2.2;
+    const end = { x: to.x + width / 2 + apart, y: rowOf(to) > rowOf(from) || !below === (rowOf(to) === rowOf(from)) ? to.y + 6 : to.y + height - 6 };
+    const far = Math.abs(rowOf(to) - rowOf(from)) > 1;
+    if (!far) return [start, { x: start.x, y: channel }, { x: end.x, y: channel }, end];
+    const side = to.x + (to.x >= from.x && to.id % columns ? -gap / 2 : width + gap / 2) + apart / 2.2;
+    const last = rowOf(to) > rowOf(from) ? to.y - gap / 2 : to.y + height + gap / 2;
+    return [start, { x: start.x, y: channel }, { x: side, y: channel }, { x: side, y: last }, { x: end.x, y: last }, end];
   }
 
   // In a pool that scrolls, bring the first block that just changed into view.
@@ -171,6 +112,43 @@ class PoolPanel {
     const cell = this.cells[blockIds[0]];
     if (!cell) return;
     const { scrollTop, clientHeight } = this.body;
-    if (cell.y < scrollTop || cell.y + this.shape.cellHeight > scrollTop + clientHeight) this.body.scrollTop = Math.max(cell.y - 20, 0);
+    if (cell.y < scrollTop || cell.y + this.shape.height > scrollTop + clientHeight) this.body.scrollTop = Math.max(cell.y - 20, 0);
   }
 }
+
+// The form and the size of the cells: the richest form in which all blocks are seen at once; if none is, the smallest, which scrolls.
+function poolShape(count, size, width, height) {
+  const fit = (form, columns, gap, least, most) => {
+    const rows = Math.ceil(count / columns);
+    const wanted = (height - 6 - gap * (rows - 1)) / rows;
+    const cell = { form, columns, rows, gap, width: (width - 2 - gap * (columns - 1)) / columns, height: Math.min(Math.max(least, wanted), most) };
+    return { ...cell, fits: wanted >= least, ...FORMS[form] };
+  };
+  const usual = count <= 9 ? 3 : width > 500 ? 4 : 3;
+  for (let columns = usual; columns <= 6; columns += 1) {
+    const inner = (width - 2 - POOL_GAP * (columns - 1)) / columns - 14;
+    const slotRows = Math.ceil(size / slotsPerRow(size, inner));
+    if (inner < 72 || size > 16) break;
+    const words = fit("words", columns, POOL_GAP, 34 + Math.max(slotRows * 22, 26) + 6, 36 + slotRows * 60);
+    if (words.fits) return words;
+    if (count <= 9 && columns === usual) return words; // a small pool always has words
+  }
+  for (const columns of [5, 6, 7]) {
+    if ((width - 2) / columns < 74) break;
+    const line = fit("line", columns, CELL_GAP, 54, 74);
+    if (line.fits) return line;
+  }
+  let shape = null;
+  for (let columns = Math.max(Math.floor(width / 84), 4); columns <= Math.floor(width / 47); columns += 1) {
+    shape = fit("squares", columns, CELL_GAP - 1, 38, 52);
+    if (shape.fits) break;
+  }
+  return shape || fit("squares", 4, CELL_GAP, 38, 52);
+}
+
+// Geometry of the three forms: margin inside the cell, base line of the head, where slots begin.
+const FORMS = {
+  words: { inset: 7, headLine: 21, top: 32, idFont: 15 },
+  line: { inset: 6, headLine: 17, top: 24, idFont: 13.5 },
+  squares: { inset: 5, headLine: 16, top: 22, idFont: 12.5 },
+};

@@ -32,11 +32,15 @@ class RequestsPanel {
       card = { element: html(this.body, "article", { class: "request" }), signature: "", traceId: recording.traceId };
       this.cards.set(request.request_id, card);
     }
-    const rows = this.rows(recording, frame, request);
+    const lookup = frame.lookup && frame.lookup.request === request.request_id ? frame.lookup : null;
+    const tables = recording.groups.map((_, groupId) => this.places(recording, frame, request, groupId, lookup));
+    const row = frame.rows.find((r) => r.request_id === request.request_id) || null;
     const before = previous && recording.request(previous, request.request_id);
-    const taken = before ? new Set((request.block_ids[0] || []).slice((before.block_ids[0] || []).length)) : new Set();
-    const now = new Set(frame.now.blocks.filter((id) => frame.kind === "block_cached" || taken.has(id)));
-    const signature = JSON.stringify([request, rows, [...now], compact, frame.kind === "token_sampled" && frame.request === request.request_id]);
+    const now = this.justChanged(frame, request, before);
+    const just = frame.kind === "token_sampled" && frame.request === request.request_id;
+    const written = frame.kind === "row_updated" && frame.request === request.request_id;
+    const tokens = this.tokens(recording, frame, request);
+    const signature = JSON.stringify([request, tables, tokens, row, lookup, [...now], compact, just, written]);
     if (signature === card.signature) return;
     card.signature = signature;
     card.element.replaceChildren();
@@ -44,38 +48,70 @@ class RequestsPanel {
     card.element.style.setProperty("--owner", requestColour(recording, request.request_id));
     this.drawHead(card.element, request);
     if (request.status.startsWith("FINISHED")) return this.drawText(card.element, recording, request);
-    if (compact) return this.drawRows(card.element, recording, rows, now);
-    this.drawTokens(card.element, recording, rows, frame, request);
-    this.drawTable(card.element, recording, rows, now);
+    const view = { recording, request, tables, tokens, now, just };
+    if (recording.hasGroups) drawLanes(card.element, view);
+    else if (compact) this.drawRows(card.element, view);
+    else {
+      this.drawTokens(card.element, view);
+      this.drawTable(card.element, view);
+    }
+    if (lookup) drawLookup(card.element, recording, lookup);
+    if (row) drawWorkerRow(card.element, recording, request, row, written);
   }
 
-  // One row per logical block: {logical, physical, filled, hashed, cells}. Tokens beyond the last block stand in rows without a block.
-  rows(recording, frame, request) {
-    const size = recording.header.block_size;
-    const table = request.block_ids[0] || [];
-    const count = Math.max(Math.ceil(request.token_ids.length / size), table.length);
-    const rows = [];
-    for (let logical = 0; logical < count; logical += 1) {
+  // The places of the request's tables that this event changed, as “group/logical block”.
+  justChanged(frame, request, before) {
+    const now = new Set();
+    const ringed = new Set(frame.now.blocks);
+    request.block_ids.forEach((table, groupId) => {
+      const old = before ? before.block_ids[groupId] || [] : table;
+      table.forEach((id, logical) => {
+        const cached = ["block_cached", "state_written"].includes(frame.kind) && ringed.has(id) && frame.request === request.request_id;
+        if (old[logical] !== id || cached) now.add(`${groupId}/${logical}`);
+      });
+    });
+    return now;
+  }
+
+  // One entry per logical block of a group: {logical, physical, ghost, filled, slots, state, hashed, partial}. `ghost`: what a lookup would give.
+  places(recording, frame, request, groupId, lookup) {
+    const table = request.block_ids[groupId] || [];
+    const found = lookup && lookup.groups.find((g) => g.group === groupId);
+    const count = Math.max(Math.ceil(request.token_ids.length / recording.span(groupId)), table.length, found ? found.blocks.length : 0);
+    return Array.from({ length: count }, (_, logical) => {
       const physical = logical < table.length ? table[logical] : null;
+      const ghost = physical === null && found && logical < found.blocks.length ? found.blocks[logical] : null;
       const block = physical === null ? null : frame.blocks[physical];
-      const cells = [];
-      for (let position = logical * size; position < (logical + 1) * size; position += 1) {
-        if (position >= request.token_ids.length) {
-          cells.push(null);
-          continue;
-        }
-        cells.push({
-          position,
-          text: recording.token(request.token_ids[position]),
-          written: Boolean(block) && block.token_ids[position % size] !== null,
-          generated: position >= request.num_prompt_tokens,
-          forced: request.forced.includes(position),
-        });
-      }
-      const filled = block ? block.num_filled : 0;
-      rows.push({ logical, physical, filled, hashed: Boolean(block) && block.block_hashes.length > 0, cells, size });
-    }
-    return rows;
+      const real = block !== null && !block.is_null;
+      return {
+        logical, physical, ghost,
+        filled: real ? block.num_filled : 0,
+        slots: recording.groups[groupId].is_state ? 0 : real ? block.token_ids.length : recording.groups[groupId].block_size,
+        state: real ? block.num_state_tokens ?? null : null,
+        hashed: real && block.block_hashes.length > 0,
+        partial: real ? recording.partialHash(block) : null,
+      };
+    });
+  }
+
+  // Every token with where it stands: {position, text, written, generated, forced, elsewhere}. Written means: in the blocks of the first group that has slots.
+  tokens(recording, frame, request) {
+    const attention = recording.groups.findIndex((g) => !g.is_state);
+    const groupId = Math.max(attention, 0);
+    const table = request.block_ids[groupId] || [];
+    return request.token_ids.map((tokenId, position) => {
+      const at = recording.locate(position, groupId);
+      const block = at.logical < table.length ? frame.blocks[table[at.logical]] : null;
+      const elsewhere = attention >= 0 && !at.here ? at.rank : null;
+      const slot = block && !block.is_null ? block.token_ids[at.offset] : null;
+      const passed = position < request.num_computed_tokens && (attention < 0 || (block !== null && (block.is_null || elsewhere !== null)));
+      return {
+        position, elsewhere, text: recording.token(tokenId),
+        written: passed || (slot !== null && slot !== undefined),
+        generated: position >= request.num_prompt_tokens,
+        forced: request.forced.includes(position),
+      };
+    });
   }
 
   drawHead(parent, request) {
@@ -97,63 +133,51 @@ class RequestsPanel {
     if (request.forced.length) html(line, "span", { class: "forced-tag" }, "forced");
   }
 
-  tokenTitle(cell) {
-    const kv = cell.written ? "key and value are in the block" : "key and value are not written yet";
-    const origin = cell.forced ? "dictated by the scenario" : cell.generated ? "generated" : "prompt";
-    return `token ${cell.position}: ${cell.text}\n${origin}; ${kv}`;
-  }
-
-  tokenClass(cell, just) {
-    return `token${cell.written ? "" : " unwritten"}${cell.generated ? " generated" : ""}${cell.forced ? " forced" : ""}${just ? " just" : ""}`;
-  }
-
-  drawTokens(parent, recording, rows, frame, request) {
+  drawTokens(parent, { recording, request, tokens, tables, just }) {
     const grid = html(parent, "div", { class: "tokens" });
-    grid.style.setProperty("--columns", Math.min(recording.header.block_size, 4));
-    for (const row of rows) {
-      for (const cell of row.cells) {
-        if (!cell) continue;
-        const last = cell.position === request.token_ids.length - 1;
-        const just = last && frame.kind === "token_sampled" && frame.request === request.request_id;
-        const holder = html(grid, "div", { class: "holder", "data-block": row.physical, title: this.tokenTitle(cell) });
-        html(holder, "span", { class: this.tokenClass(cell, just) }, cell.text);
-        html(holder, "small", {}, cell.forced ? `${cell.position} forced` : String(cell.position));
-      }
+    grid.style.setProperty("--columns", Math.min(Math.max(recording.span(0), 1), 4));
+    const span = recording.span(0);
+    for (const cell of tokens) {
+      const place = tables[0][Math.floor(cell.position / span)];
+      const holder = html(grid, "div", { class: "holder", "data-block": place ? place.physical : null, title: tokenTitle(cell) });
+      html(holder, "span", { class: tokenClass(cell, just && cell.position === request.token_ids.length - 1) }, cell.text);
+      html(holder, "small", {}, cell.forced ? `${cell.position} forced` : String(cell.position));
     }
   }
 
-  drawTable(parent, recording, rows, now) {
+  drawTable(parent, { tables, now, recording }) {
     const table = html(parent, "div", { class: "table", role: "table", "aria-label": "Block table" });
     const head = html(table, "div", { class: "row titles", role: "row" });
-    for (const title of ["logical", "", "physical", "#filled"]) html(head, "span", { role: "columnheader" }, title);
-    const shown = rows.filter((r) => r.physical !== null);
+    const state = recording.groups[0].is_state;
+    for (const title of ["logical", "", "physical", state ? "state" : "#filled"]) html(head, "span", { role: "columnheader" }, title);
+    const shown = tables[0].filter((place) => place.physical !== null || place.ghost !== null);
     if (!shown.length) html(table, "p", { class: "muted" }, "No physical block yet: the table is empty.");
-    for (const row of shown) {
-      const line = html(table, "div", { class: `row${now.has(row.physical) ? " now" : ""}`, role: "row", "data-block": row.physical });
-      html(line, "span", { class: "logical" }, String(row.logical));
+    for (const place of shown) {
+      const id = place.physical ?? place.ghost;
+      const line = html(table, "div", { class: `row${now.has(`0/${place.logical}`) ? " now" : ""}`, role: "row", "data-block": id });
+      html(line, "span", { class: "logical" }, String(place.logical));
       html(line, "span", { class: "arrow", "aria-hidden": "true" }, "⟶");
-      html(line, "span", { class: "physical" }, row.physical === 0 ? "null" : String(row.physical));
-      const fill = html(line, "span", { class: "fill" });
-      for (let i = 0; i < Math.min(row.size, 16); i += 1) html(fill, "i", { class: i < row.filled ? "on" : "" });
-      html(line, "span", { class: "number" }, `${row.filled} of ${row.size}`);
-      html(line, "span", { class: "hash", title: row.hashed ? "full and hashed: another request may share it" : null }, row.hashed ? "#" : "");
+      html(line, "span", { class: physicalClass(place), title: physicalTitle(place) }, physicalText(place));
+      const fill = html(line, "span", { class: `fill${state || id === 0 || place.physical === null ? " wide" : ""}` });
+      if (id === 0 || place.physical === null) fill.append(id === 0 ? "nothing is kept here" : "found by its hash");
+      else if (state) fill.append(stateText(place));
+      else for (let i = 0; i < Math.min(place.slots, 16); i += 1) html(fill, "i", { class: i < place.filled ? "on" : "" });
+      if (!fill.classList.contains("wide")) html(line, "span", { class: "number" }, `${place.filled} of ${place.slots}`);
+      html(line, "span", { class: "hash", title: hashTitle(place) }, place.hashed ? "#" : "");
     }
   }
 
-  drawRows(parent, recording, rows, now) {
-    for (const row of rows) {
-      const line = html(parent, "div", { class: `line${now.has(row.physical) ? " now" : ""}`, "data-block": row.physical });
-      html(line, "span", { class: "logical", title: "logical block" }, String(row.logical));
+  drawRows(parent, { recording, tables, tokens, now }) {
+    const span = recording.span(0);
+    for (const place of tables[0]) {
+      const id = place.physical ?? place.ghost;
+      const line = html(parent, "div", { class: `line${now.has(`0/${place.logical}`) ? " now" : ""}`, "data-block": id });
+      html(line, "span", { class: "logical", title: "logical block" }, String(place.logical));
       html(line, "span", { class: "arrow", "aria-hidden": "true" }, "→");
-      html(line, "span", { class: `physical${row.physical === null ? " none" : ""}`, title: "physical block" }, row.physical === null ? "–" : row.physical === 0 ? "null" : String(row.physical));
-      const cells = html(line, "span", { class: "cells" });
-      cells.style.setProperty("--columns", Math.min(row.size, 4));
-      for (const cell of row.cells) {
-        if (cell) html(cells, "span", { class: this.tokenClass(cell, false), title: this.tokenTitle(cell) }, cell.text);
-        else html(cells, "span", { class: "token vacant" });
-      }
-      html(line, "span", { class: "number", title: "#filled" }, `${row.filled}/${row.size}`);
-      html(line, "span", { class: "hash" }, row.hashed ? "#" : "");
+      html(line, "span", { class: physicalClass(place), title: physicalTitle(place) }, physicalText(place).replace(" null", ""));
+      drawCells(line, tokens.slice(place.logical * span, (place.logical + 1) * span), span);
+      html(line, "span", { class: "number", title: "#filled" }, place.slots && id !== 0 ? `${place.filled}/${place.slots}` : "");
+      html(line, "span", { class: "hash", title: hashTitle(place) }, place.hashed ? "#" : "");
     }
   }
 }

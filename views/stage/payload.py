@@ -1,6 +1,7 @@
 """What the stage needs to draw a trace, as plain JSON-ready data. Pure: no Streamlit, no engine but its traces.
 
-Neighbouring frames share what did not change, so distinct block and request states stand once in a table and frames hold indices into it.
+Neighbouring frames share what did not change, so distinct block and request states, worker rows and prefix chains stand once in a table and frames hold
+indices into it. The first frame of a portion has all of its blocks and its whole free queue; a later one only what is different from the frame before.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from typing import Any
 
 import msgspec
 
-from engine.trace.events import AttentionComputed, BlocksAllocated, BlocksFreed, BlocksTouched, Event, SlotsMapped, kind_of
-from engine.trace.frame import BlockState, Frame, RequestState, Trace
+from engine.trace.events import AttentionComputed, PrefixLookup, SlotsMapped, kind_of
+from engine.trace.frame import BlockState, Frame, RequestState, Trace, TraceHeader, WorkerRow
 from views.narration import narrate
+from views.narration.groups import Group, groups_of
 from views.narration.sentences import agreement
+from views.narration.stops import stop_words
+from views.narration.words import Words, listed
+from views.stage.chains import Chains
+from views.stage.moves import copies_under_way, moves_of, next_copies
 
 PAYLOAD_VERSION = 1
 ENDS = ("engine_failed", "recording_stopped")
@@ -23,20 +29,12 @@ ENDS = ("engine_failed", "recording_stopped")
 def build_payload(trace: Trace, *, start: int = 0) -> dict[str, Any]:
     """The frames from index `start` on, with the header, the author's notes and the vocabulary. Notes and token texts may grow, so all are sent.
 
-
     `start` beyond the end gives no frames. The result contains only dict, list, str, int, float, bool and None. Changes nothing.
     """
     frames = list(trace.frames)  # a live run may append meanwhile
     start = min(max(start, 0), len(frames))
-    blocks: _Table = _Table()
-    requests: _Table = _Table()
-    sent: list[dict[str, Any]] = []
-    agreed = _agreement_before(frames, start)
-    for index in range(start, len(frames)):
-        frame = frames[index]
-        if isinstance(frame.event, AttentionComputed):
-            agreed = agreement(frame.event) or agreed
-        sent.append(_frame(trace, frame, frames[index - 1] if index else None, blocks, requests, agreed))
+    portion = _Portion(trace.header, frames, start)
+    sent = [portion.frame(index) for index in range(start, len(frames))]
     return {
         "version": PAYLOAD_VERSION,
         "start": start,
@@ -44,8 +42,10 @@ def build_payload(trace: Trace, *, start: int = 0) -> dict[str, Any]:
         "header": _header(trace),
         "notes": {str(seq): str(text) for seq, text in (trace.header.scenario.get("resolved_notes") or {}).items()},
         "vocabulary": {str(token_id): text for token_id, text in trace.header.vocabulary.copy().items()},
-        "blocks": blocks.rows,
-        "requests": requests.rows,
+        "blocks": portion.blocks.rows,
+        "requests": portion.requests.rows,
+        "rows": portion.rows.rows,
+        "chains": portion.chains.tables,
         "frames": sent,
     }
 
@@ -59,7 +59,7 @@ class _Table:
         self._by_value: dict[Hashable, int] = {}
         self._kept: list[object] = []
 
-    def index(self, value: BlockState | RequestState, row: dict[str, Any] | None = None) -> int:
+    def index(self, value: BlockState | RequestState | WorkerRow, row: dict[str, Any] | None = None) -> int:
         known = self._by_id.get(id(value))
         if known is not None:
             return known
@@ -82,6 +82,9 @@ def _header(trace: Trace) -> dict[str, Any]:
     model = str(header.model.get("name", "none"))
     num_blocks = int(config.get("num_blocks") or (len(trace.frames[0].blocks) if trace.frames else 0))
     about = "no model, bookkeeping only" if model == "none" else model
+    groups = groups_of(header)
+    names = {"size": "decode_context_parallel_size", "rank": "dcp_rank", "interleave": "cp_kv_cache_interleave_size"}
+    ranks = {short: int(config.get(name) or (0 if short == "rank" else 1)) for short, name in names.items()}
     return {
         "title": str(scenario.get("title") or scenario.get("id") or "A run"),
         "goal": str(scenario.get("goal") or ""),
@@ -90,80 +93,120 @@ def _header(trace: Trace) -> dict[str, Any]:
         "backend": str(header.backend.get("name", "none")),
         "block_size": int(config.get("block_size") or 1),
         "num_blocks": num_blocks,
-        "about": f"{about} · block size {config.get('block_size')} · {num_blocks - 1} blocks + null",
+        "groups": [{"label": g.label, "title": g.title, "block_size": g.block_size, "is_state": g.is_state} for g in groups],
+        "ranks": ranks,
+        "about": " · ".join([about, _sizes(groups), f"{num_blocks - 1} blocks + null"]),
         "seed": header.seed,
     }
 
 
-def _frame(trace: Trace, frame: Frame, previous: Frame | None, blocks: _Table, requests: _Table, agreed: str | None) -> dict[str, Any]:
-    said = narrate(trace.header, frame, previous)
-    event = frame.event
-    return {
-        "seq": frame.seq,
-        "step": frame.step,
-        "op": frame.op,
-        "op_index": frame.op_index,
-        "kind": said.kind,
-        "request": event.request_id,
-        "forced": event.cause.kind.value == "forced",
-        "say": {"text": said.text, "why": said.why, "symbol": said.symbol, "rule": said.rule},
-        "blocks": [blocks.index(b) for b in frame.blocks],
-        "queue": list(frame.free_queue),
-        "requests": [requests.index(r) for r in frame.requests],
-        "running": list(frame.running),
-        "waiting": list(frame.waiting),
-        "now": _now(event),
-        "slots": _slots(event),
-        "chains": _chains(frame),
-        "agreed": agreed,
-        "counters": _plain(frame.counters),
-    }
+def _sizes(groups: list[Group]) -> str:
+    sizes = {group.block_size for group in groups}
+    if len(groups) == 1:
+        return f"block size {groups[0].block_size}"
+    return f"{len(groups)} groups, block size {listed(sorted(sizes))}"
 
 
-def _now(event: Event) -> dict[str, Any]:
-    """What just moved: the blocks to ring, and how the free queue changed, in words."""
-    names = ("block_ids", "destination_block_ids")
-    ids = [b for name in names for b in getattr(event, name, [])]
-    single = getattr(event, "block_id", None)
-    if single is not None:
-        ids.append(single)
-    now: dict[str, Any] = {"blocks": ids, "left_queue": [], "joined_queue": [], "queue_text": ""}
-    if isinstance(event, BlocksAllocated):
-        now["left_queue"] = list(event.block_ids)
-        now["queue_text"] = f"popped from the head, given to {event.request_id}" if event.request_id else "popped from the head by the scenario"
-    elif isinstance(event, BlocksTouched):
-        now["left_queue"] = list(event.left_free_queue)
-        if event.left_free_queue:
-            now["queue_text"] = f"taken out of the middle: a prefix-cache hit of {event.request_id}"
-    elif isinstance(event, BlocksFreed):
-        now["blocks"] = [*event.prepended, *event.appended, *event.still_referenced]
-        now["joined_queue"] = [*event.prepended, *event.appended]
-        parts = []
-        if event.prepended:
-            parts.append("put at the head" if event.cause.kind.value == "prepared" else "no hash: put at the head")
-        if event.appended:
-            parts.append("hashed: put at the tail")
-        now["queue_text"] = "; ".join(parts)
-    return now
+class _Portion:
+    """The frames of one portion, made in order: each remembers the one before."""
+
+    def __init__(self, header: TraceHeader, frames: list[Frame], start: int) -> None:
+        self.blocks, self.requests, self.rows = _Table(), _Table(), _Table()
+        self.chains = Chains(header)
+        self._header, self._frames, self._start = header, frames, start
+        self._agreed = _agreement_before(frames, start)
+        self._copies = copies_under_way(frames, start)
+        self._queue: list[int] = []
+
+    def frame(self, index: int) -> dict[str, Any]:
+        frame, previous = self._frames[index], self._frames[index - 1] if index else None
+        event = frame.event
+        if isinstance(event, AttentionComputed):
+            self._agreed = agreement(event) or self._agreed
+        self._copies = next_copies(self._copies, event)
+        said = narrate(self._header, frame, previous)
+        sent: dict[str, Any] = {
+            "seq": frame.seq,
+            "step": frame.step,
+            "op": frame.op,
+            "op_index": frame.op_index,
+            "kind": said.kind,
+            "request": event.request_id,
+            "group": event.group_id,
+            "forced": event.cause.kind.value == "forced",
+            "say": {"text": said.text, "why": said.why, "symbol": said.symbol, "rule": said.rule},
+            "requests": [self.requests.index(r) for r in frame.requests],
+            "rows": [self.rows.index(r) for r in frame.rows],
+            "running": list(frame.running),
+            "waiting": list(frame.waiting),
+            "now": moves_of(event),
+            "copies": self._copies,
+            "slots": _slots(event),
+            "lookup": _lookup(self._header, frame, previous) if isinstance(event, PrefixLookup) else None,
+            "chains": self.chains.index(frame, previous),
+            "agreed": self._agreed,
+            "counters": _plain(frame.counters),
+        }
+        sent.update(self._pool(frame, previous if index > self._start else None))
+        return sent
+
+    def _pool(self, frame: Frame, previous: Frame | None) -> dict[str, Any]:
+        """Blocks and queue: whole without a `previous` frame, else `changed` as [block id, index] pairs and `queue_splice` as [from, removed, *inserted]."""
+        if previous is None:
+            self._queue = list(frame.free_queue)
+            return {"blocks": [self.blocks.index(b) for b in frame.blocks], "queue": self._queue}
+        different: dict[str, Any] = {}
+        if frame.blocks is not previous.blocks:
+            pairs = zip(frame.blocks, previous.blocks, strict=True)
+            changed = [[block_id, self.blocks.index(b)] for block_id, (b, old) in enumerate(pairs) if b is not old and b != old]
+            if changed:
+                different["changed"] = changed
+        if frame.free_queue is not previous.free_queue:
+            queue = list(frame.free_queue)
+            if queue != self._queue:
+                different["queue_splice"] = splice(self._queue, queue)
+                self._queue = queue
+        return different
 
 
-def _slots(event: Event) -> dict[str, Any] | None:
+def splice(old: list[int], new: list[int]) -> list[int]:
+    """What makes `new` of `old`: [from, number removed, *inserted], the smallest such stretch."""
+    first = 0
+    shorter = min(len(old), len(new))
+    while first < shorter and old[first] == new[first]:
+        first += 1
+    last = 0
+    while last < shorter - first and old[-1 - last] == new[-1 - last]:
+        last += 1
+    return [first, len(old) - last - first, *new[first : len(new) - last]]
+
+
+def _slots(event: Any) -> dict[str, Any] | None:
     if not isinstance(event, SlotsMapped):
         return None
-    return {"request": event.request_id, "positions": list(event.positions), "slots": list(event.slots), "token_ids": list(event.token_ids)}
+    positions, slots, token_ids = list(event.positions), list(event.slots), list(event.token_ids)
+    return {"request": event.request_id, "group": event.group_id or 0, "positions": positions, "slots": slots, "token_ids": token_ids}
 
 
-def _chains(frame: Frame) -> list[dict[str, Any]]:
-    """The prefix cache in order of insertion: each hash with its blocks and its parent, as far as a request still knows the chain."""
-    parents: dict[str, str | None] = {}
-    for request in frame.requests:
-        for index, digest in enumerate(request.block_hashes):
-            parents[digest] = request.block_hashes[index - 1] if index else None
-    nodes = []
-    for key, block_ids in frame.hash_map:
-        digest = key.rpartition(":")[0] or key
-        nodes.append({"hash": digest, "parent": parents.get(digest), "known": digest in parents, "blocks": list(block_ids)})
-    return nodes
+def _lookup(header: TraceHeader, frame: Frame, previous: Frame | None) -> dict[str, Any] | None:
+    """What a lookup found in each group, logical block by logical block, and why no more."""
+    event = frame.event
+    if not isinstance(event, PrefixLookup):
+        return None
+    words = Words(header, frame, previous)
+    stopped = [
+        {"group": g.group_id, "tokens": g.num_hit_tokens, "blocks": list(g.block_ids), "stop": stop_words(words, g.cause), "at": _stop_index(g.cause.facts)}
+        for g in event.groups
+    ]
+    if not stopped:
+        stop, at = stop_words(words, event.cause), _stop_index(event.cause.facts)
+        stopped = [{"group": 0, "tokens": event.num_hit_tokens, "blocks": list(event.hit_block_ids), "stop": stop, "at": at}]
+    return {"request": event.request_id, "tokens": event.num_hit_tokens, "junction": event.junction, "groups": stopped}
+
+
+def _stop_index(facts: Any) -> int | None:
+    index = facts.get("logical_index")
+    return index if isinstance(index, int) else None
 
 
 def _agreement_before(frames: list[Frame], start: int) -> str | None:

@@ -12,7 +12,6 @@ class Recording {
     this.vocabulary = {};
     this.notes = {};
     this.requestOrder = [];
-    this.prompts = new Map();
   }
 
   // Take over a portion; frames that are held already are left alone. Returns whether anything is new.
@@ -24,7 +23,7 @@ class Recording {
     this.notes = data.notes || {};
     Object.assign(this.vocabulary, data.vocabulary);
     if (data.start <= before) {
-      for (const sent of data.frames.slice(before - data.start)) this.frames.push(this.resolve(sent, data));
+      for (const sent of data.frames.slice(before - data.start)) this.frames.push(this.resolve(sent, data, this.frames[this.last]));
     }
     const grew = this.frames.length !== before || fresh || this.complete !== data.complete;
     this.complete = data.complete;
@@ -32,13 +31,19 @@ class Recording {
     return grew;
   }
 
-  resolve(sent, data) {
+  // A frame as it was sent, with states instead of indices. What is not sent is as in the frame before; frames share it, nothing changes it.
+  resolve(sent, data, before) {
     const frame = Object.assign({}, sent);
-    frame.blocks = sent.blocks.map((i) => data.blocks[i]);
+    if (sent.blocks) frame.blocks = sent.blocks.map((i) => data.blocks[i]);
+    else frame.blocks = sent.changed ? before.blocks.slice() : before.blocks;
+    for (const [id, index] of sent.changed || []) frame.blocks[id] = data.blocks[index];
+    if (!sent.queue) frame.queue = sent.queue_splice ? before.queue.slice() : before.queue;
+    if (sent.queue_splice) frame.queue.splice(...sent.queue_splice);
     frame.requests = sent.requests.map((i) => data.requests[i]);
+    frame.rows = sent.rows.map((i) => data.rows[i]);
+    frame.chains = data.chains[sent.chains];
     for (const request of frame.requests) {
-      if (this.requestOrder.includes(request.request_id)) continue;
-      this.requestOrder.push(request.request_id);
+      if (!this.requestOrder.includes(request.request_id)) this.requestOrder.push(request.request_id);
     }
     return frame;
   }
@@ -56,11 +61,58 @@ class Recording {
     return frame.requests.find((r) => r.request_id === requestId);
   }
 
-  // What lies in a slot: {text, written, generated, forced}. A slot that a scheduled token will fill in this step has a text but is not written yet.
+  // ---------------------------------------------------------------- KV-cache groups
+
+  get groups() {
+    return this.header.groups;
+  }
+
+  get hasGroups() {
+    return this.groups.length > 1;
+  }
+
+  // Tokens that one entry of a group's block table stands for, on all ranks together.
+  span(groupId) {
+    const group = this.groups[groupId] || this.groups[0];
+    return group.block_size * (group.is_state ? 1 : this.header.ranks.size);
+  }
+
+  // The group that a block belongs to: that of its owner, or that of its hash; -1 for a block that nobody has used yet.
+  groupOf(block) {
+    if (block.owners.length) return block.owners[0].group_id;
+    if (block.block_hashes.length) return Number(block.block_hashes[0].split(":").pop()) || 0;
+    return this.hasGroups ? -1 : 0;
+  }
+
+  isState(block) {
+    const group = this.groups[this.groupOf(block)];
+    return group ? group.is_state : block.num_state_tokens !== null && block.num_state_tokens !== undefined;
+  }
+
+  // Where a token's key and value lie: logical block, offset in the block on this rank, or on another rank (context parallelism interleaves).
+  locate(position, groupId) {
+    const { size, rank, interleave } = this.header.ranks;
+    const span = this.span(groupId);
+    const within = position % span;
+    const turn = Math.floor(within / interleave);
+    const owner = turn % size;
+    return { logical: Math.floor(position / span), offset: Math.floor(turn / size) * interleave + (within % interleave), rank: owner, here: size === 1 || owner === rank };
+  }
+
+  // The other way round: the position of the token in slot `offset` of a logical block on this rank.
+  positionOf(logical, offset, groupId) {
+    const { size, rank, interleave } = this.header.ranks;
+    const round = Math.floor(offset / interleave);
+    return logical * this.span(groupId) + (size === 1 ? offset : (round * size + rank) * interleave + (offset % interleave));
+  }
+
+  // ---------------------------------------------------------------- slots
+
+  // What lies in a slot: {text, written, generated, position}. A slot that a scheduled token will fill in this step has a text but is not written yet.
   slot(frame, block, offset) {
-    const owner = (block.owners || [])[0];
+    const owner = block.owners[0];
     const request = owner && this.request(frame, owner.request_id);
-    const position = owner ? owner.logical_index * this.header.block_size + offset : -1;
+    const position = owner ? this.positionOf(owner.logical_index, offset, owner.group_id) : -1;
     const generated = Boolean(request) && position >= request.num_prompt_tokens;
     const tokenId = block.token_ids[offset];
     if (tokenId !== null && tokenId !== undefined) return { text: this.token(tokenId), written: true, generated, position };
@@ -70,12 +122,12 @@ class Recording {
     return { text: "", written: false, generated: false, position };
   }
 
-  // The word that a hash covers: a hash is registered before the last token's key and value are written, but it stands for the full block.
-  hashedText(frame, block, offset) {
-    const slot = this.slot(frame, block, offset);
-    const owner = (block.owners || [])[0];
-    const request = owner && this.request(frame, owner.request_id);
-    return slot.text || (request && slot.position < request.token_ids.length ? this.token(request.token_ids[slot.position]) : "");
+  // How many tokens of its block the main hash covers: {covered, size}, or null if it covers the whole block or there is none, or no slots to cover.
+  partialHash(block) {
+    if (!block.block_hashes.length || block.num_hash_tokens === null || this.isState(block)) return null;
+    const size = this.span(this.groupOf(block));
+    const covered = block.num_hash_tokens % size;
+    return covered ? { covered, size } : null;
   }
 
   // The index that one step of `size` leads to: the next event, or the last frame of the neighbouring operation or engine step.

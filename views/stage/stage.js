@@ -39,9 +39,9 @@ class Stage {
     const main = html(root, "div", { class: "panels" });
     const left = this.card(main, "Requests and block tables", "requests");
     this.requests = new RequestsPanel(left.body);
-    html(left.card, "p", { class: "legend" }, "# full and hashed: another request may share it · dashed: key and value not written yet · bold: generated");
+    this.legend = html(left.card, "p", { class: "legend" });
     const middle = this.card(main, "Physical blocks", "pool");
-    this.pool = new PoolPanel(middle.body);
+    this.pool = new PoolPanel(middle.body, middle.title);
     const queueTitle = html(middle.card, "h2", { class: "queue-title" }, "Free queue");
     html(queueTitle, "span", {}, " · the head is taken next, the tail is kept longest");
     this.queue = new QueuePanel(html(middle.card, "div", { class: "queue" }));
@@ -122,6 +122,7 @@ class Stage {
     useFontOf(this.root);
     const previous = recording.frames[this.index - 1];
     this.drawWords(frame);
+    this.drawLegend();
     this.transport.update(recording, this.index);
     this.requests.draw(recording, frame, previous);
     this.pool.draw(recording, frame);
@@ -154,6 +155,19 @@ class Stage {
     this.drawChips(frame);
   }
 
+  // What the marks in the left panel mean: those that this run can have.
+  drawLegend() {
+    const { recording } = this;
+    const onlyFull = !recording.hasGroups && ["full", "MLA"].includes(recording.groups[0].label);
+    const states = recording.groups.some((g) => g.is_state) ? ["@8 state after 8 tokens"] : [];
+    if (recording.hasGroups && states.length) states.unshift("#4/8 hash of 4 of 8 tokens");
+    const parts = onlyFull
+      ? ["# full and hashed: another request may share it", "dashed: key and value not written yet", "bold: generated"]
+      : ["# hashed: may be shared", ...states, "∅ null: nothing kept", "dashed: not written yet"];
+    const text = parts.join(" · ");
+    if (this.legend.textContent !== text) this.legend.textContent = text;
+  }
+
   // Only what was really checked in this run, up to this frame.
   drawChips(frame) {
     const chips = [[this.recording.header.about, "", "The model that runs and the size of the pool"]];
@@ -182,8 +196,10 @@ class Stage {
   // Light one block up wherever it is drawn. A click pins it, so that it stays lit while stepping.
   light(block) {
     const next = block ?? null;
-    this.root.querySelectorAll(".lit").forEach((e) => next === null || e.dataset.block !== next ? e.classList.remove("lit") : null);
-    if (next !== null) this.root.querySelectorAll(`[data-block="${CSS.escape(next)}"]`).forEach((e) => e.classList.add("lit"));
+    const lights = next === null ? [] : [...this.root.querySelectorAll(`[data-block="${CSS.escape(next)}"], [data-blocks~="${CSS.escape(next)}"]`)];
+    this.root.querySelectorAll(".lit").forEach((e) => e.classList.remove("lit"));
+    lights.forEach((e) => e.classList.add("lit"));
+    this.pool.tell(next);
     this.lit = next;
   }
 

@@ -193,7 +193,7 @@ class Transport {
   }
 }
 
-// How an event shows on the scrubber: allocations in the request's colour, hashes violet, frees grey, what went wrong as a red diamond.
+// How an event shows on the scrubber: allocations in the request's colour, hashes violet, copies black, frees grey, what went wrong as a red diamond.
 function markOf(frame) {
   switch (frame.kind) {
     case "blocks_allocated":
@@ -202,7 +202,10 @@ function markOf(frame) {
       return { colour: "request", weight: 3 };
     case "block_cached":
       return { colour: "var(--hash)", weight: 2 };
+    case "copy_queued":
+      return { colour: "var(--ink)", weight: 3 };
     case "blocks_freed":
+    case "blocks_skipped":
       return { colour: "var(--mute)", weight: 2 };
     case "token_sampled":
       return { colour: "request", weight: 1 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,30 +14,73 @@ import pytest
 from engine.trace.events import Cause, CauseKind, EngineFailed, kind_of
 from engine.trace.frame import Trace
 from tests.unit.views.handmade import HASHES, TEXTS, figure_6
+from tests.unit.views.sample_traces import copy_run, state_run, window_run
 from views.narration import narrate
-from views.stage.payload import build_payload
+from views.stage.payload import build_payload, splice
 
 
 def plain(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value))
 
 
+def chains(payload: dict[str, Any], sent: dict[str, Any]) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = payload["chains"][sent["chains"]]
+    return nodes
+
+
 def frame_of(payload: dict[str, Any], kind: str, nth: int = 0) -> dict[str, Any]:
     return [f for f in payload["frames"] if f["kind"] == kind][nth]
 
 
+def unfold(payload: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Block indices and free queue of every frame, as the browser puts them together: the first frame is whole, the others tell what changed."""
+    blocks: list[int] = []
+    queue: list[int] = []
+    frames = []
+    for sent in payload["frames"]:
+        blocks, queue = list(sent.get("blocks", blocks)), list(sent.get("queue", queue))
+        for block_id, index in sent.get("changed", []):
+            blocks[block_id] = index
+        if "queue_splice" in sent:
+            first, removed, *inserted = sent["queue_splice"]
+            queue[first : first + removed] = inserted
+        frames.append((blocks, queue))
+    return frames
+
+
+@pytest.mark.parametrize("run", [figure_6, window_run, copy_run, state_run])
 @pytest.mark.parametrize("start", [0, 1, 7, 10_000])
-def test_indices_lead_back_to_the_states_of_every_frame(start: int) -> None:
-    trace = figure_6()
+def test_indices_lead_back_to_the_states_of_every_frame(run: Callable[[], Trace], start: int) -> None:
+    trace = run()
     payload = build_payload(trace, start=start)
     assert payload["start"] == min(start, len(trace.frames))
     assert len(payload["frames"]) == len(trace.frames) - payload["start"]
-    for frame, sent in zip(trace.frames[start:], payload["frames"], strict=True):
-        assert [payload["blocks"][i] for i in sent["blocks"]] == plain(frame.blocks)
+    for frame, sent, (blocks, queue) in zip(trace.frames[start:], payload["frames"], unfold(payload), strict=True):
+        assert [payload["blocks"][i] for i in blocks] == plain(frame.blocks)
+        assert queue == list(frame.free_queue)
         assert [payload["requests"][i] for i in sent["requests"]] == plain(frame.requests)
+        assert [payload["rows"][i] for i in sent["rows"]] == plain(frame.rows)
         assert (sent["seq"], sent["step"], sent["op"], sent["op_index"]) == (frame.seq, frame.step, frame.op, frame.op_index)
-        assert sent["queue"] == list(frame.free_queue)
         assert sent["kind"] == kind_of(frame.event)
+
+
+def test_a_frame_sends_only_what_changed() -> None:
+    frames = build_payload(window_run())["frames"]
+    assert "blocks" in frames[0]
+    assert "queue" in frames[0]
+    assert all("blocks" not in f and "queue" not in f for f in frames[1:])
+    lookup = next(f for f in frames if f["kind"] == "prefix_lookup")
+    assert "changed" not in lookup
+    assert "queue_splice" not in lookup
+    skipped = next(f for f in frames if f["kind"] == "blocks_skipped")
+    assert sorted(block_id for block_id, _ in skipped["changed"]) == [5, 6]
+    assert skipped["queue_splice"] == [15, 0, 6, 5]  # R3.22: 6 before 5, both to the tail
+
+
+@pytest.mark.parametrize(("old", "new"), [([1, 2, 3], [1, 2, 3]), ([1, 2, 3], [2, 3]), ([2, 3], [9, 2, 3, 8]), ([], [4]), ([4, 4], [4]), ([1, 2], [3, 4, 5])])
+def test_a_splice_makes_one_queue_of_the_other(old: list[int], new: list[int]) -> None:
+    first, removed, *inserted = splice(old, new)
+    assert [*old[:first], *inserted, *old[first + removed :]] == new
 
 
 def test_states_that_did_not_change_are_sent_once() -> None:
@@ -63,8 +107,15 @@ def test_it_is_plain_json_and_small() -> None:
 def test_portions_are_the_whole_in_pieces() -> None:
     trace = figure_6()
     whole, tail = build_payload(trace), build_payload(trace, start=9)
-    plain = ("say", "queue", "now", "slots", "chains", "agreed", "counters")
+    plain = ("say", "now", "slots", "lookup", "copies", "agreed", "counters")
     assert [[f[k] for k in plain] for f in tail["frames"]] == [[f[k] for k in plain] for f in whole["frames"][9:]]
+    assert [chains(tail, f) for f in tail["frames"]] == [chains(whole, f) for f in whole["frames"][9:]]
+
+
+@pytest.mark.parametrize("start", range(26, 54, 3))
+def test_a_portion_that_begins_between_queueing_and_copying_knows_the_copies(start: int) -> None:
+    whole, tail = build_payload(copy_run()), build_payload(copy_run(), start=start)
+    assert [f["copies"] for f in tail["frames"]] == [f["copies"] for f in whole["frames"][start:]]
 
 
 def test_each_frame_carries_its_own_narration() -> None:
@@ -96,10 +147,68 @@ def test_slots_of_figure_6_are_those_of_the_paper() -> None:
 
 
 def test_chains_know_their_parents_and_their_blocks() -> None:
-    assert frame_of(build_payload(figure_6()), "blocks_freed")["chains"] == [
-        {"hash": HASHES[0], "parent": None, "known": True, "blocks": [7]},
-        {"hash": HASHES[1], "parent": HASHES[0], "known": True, "blocks": [1]},
+    payload = build_payload(figure_6())
+    assert chains(payload, frame_of(payload, "blocks_freed")) == [
+        {"hash": HASHES[0], "groups": [[0, [7]]], "parent": None, "lost": False, "known": True, "tokens": ["A", 0, 4]},
+        {"hash": HASHES[1], "groups": [[0, [1]]], "parent": HASHES[0], "lost": False, "known": True, "tokens": ["A", 4, 8]},
     ]
+
+
+def test_one_hash_stands_for_the_blocks_of_all_groups() -> None:
+    """R1.10: the key is the hash with the group's number, so the groups of one prefix share a hash and nothing else."""
+    payload = build_payload(window_run())
+    nodes = chains(payload, payload["frames"][-1])
+    assert [n["groups"] for n in nodes] == [[[0, [1]], [1, [5]]], [[0, [2]], [1, [6]]], [[0, [3]], [1, [7]]], [[0, [4]], [1, [8]]]]
+    assert [n["parent"] for n in nodes] == [None, *(n["hash"] for n in nodes[:-1])]
+
+
+def test_a_hash_inside_a_block_hangs_on_the_block_before() -> None:
+    """R6.3: A@12 of blocks of 8 tokens follows A@8; it covers 4 tokens more."""
+    payload = build_payload(copy_run())
+    whole, part = chains(payload, payload["frames"][-1])
+    assert (part["parent"], part["lost"], part["tokens"]) == (whole["hash"], False, ["A", 8, 12])
+
+
+def test_a_chain_with_a_hole_says_so_but_a_state_needs_nothing_before_it() -> None:
+    trace = window_run()
+    frame = trace.frames[-1]
+    left = tuple(entry for entry in frame.hash_map if not entry[0].startswith(frame.hash_map[1][0].split(":")[0]))
+    trace.frames.append(msgspec.structs.replace(frame, hash_map=left))
+    payload = build_payload(trace)
+    first, after, last = chains(payload, payload["frames"][-1])
+    assert (after["lost"], after["parent"]) == (True, first["hash"])
+    assert (last["lost"], last["parent"]) == (False, after["hash"])
+    states = build_payload(state_run())
+    (state,) = chains(states, states["frames"][-1])
+    assert (state["lost"], state["parent"], state["tokens"]) == (False, None, ["A", 0, 8])
+
+
+def test_a_copy_is_under_way_from_queueing_to_copying() -> None:
+    """R6.4 to R6.7, with the blocks of the recorded run T20."""
+    frames = build_payload(copy_run())["frames"]
+    assert [f["copies"] for f in frames if f["kind"] == "copy_queued"] == [[[4, 5]], [[3, 6]], [[3, 6], [5, 7]]]
+    assert [f["copies"] for f in frames if f["kind"] == "blocks_freed"] == [[[4, 5]], [[3, 6], [5, 7]]]  # let go, but not copied yet (R6.6)
+    done = [f for f in frames if f["kind"] == "blocks_copied"]
+    assert [(f["copies"], f["now"]["copied"]) for f in done] == [([], [[4, 5]]), ([], [[3, 6], [5, 7]])]
+    queued = frame_of(build_payload(copy_run()), "copy_queued")["now"]
+    assert (queued["left_queue"], queued["blocks"]) == ([5], [4, 5])
+
+
+def test_a_lookup_is_sent_group_by_group_with_the_reason_for_its_end() -> None:
+    lookup = frame_of(build_payload(window_run()), "prefix_lookup")["lookup"]
+    assert lookup == {
+        "request": "B", "tokens": 12, "junction": 0,
+        "groups": [
+            {"group": 0, "tokens": 12, "blocks": [1, 2, 3], "stop": "one token must be computed", "at": 3},
+            {"group": 1, "tokens": 12, "blocks": [0, 6, 7], "stop": "logical block 3 has only 2 of 4 tokens", "at": 3},
+        ],
+    }  # fmt: skip
+
+
+def test_the_header_names_the_groups() -> None:
+    groups = build_payload(copy_run())["header"]["groups"]
+    assert [(g["label"], g["block_size"], g["is_state"]) for g in groups] == [("full", 8, False), ("Mamba align", 8, True)]
+    assert [g["label"] for g in build_payload(figure_6())["header"]["groups"]] == ["full"]
 
 
 def test_prompts_with_markup_travel_as_text() -> None:

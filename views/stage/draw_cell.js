@@ -1,0 +1,237 @@
+// One physical block: its head, and either its slots or its recurrent state. Made once, afterwards only changed where its block changed.
+// A cell comes in three forms: "words" (a word in each slot), "line" (one line of words and small squares) and "squares".
+const HEAD_FONT = 12.5;
+
+class Cell {
+  constructor(parent, id, x, y, shape) {
+    this.id = id;
+    this.y = y;
+    this.shape = shape;
+    this.group = svg(parent, "g", { class: `cell ${shape.form}`, transform: `translate(${x},${y})`, "data-block": id, tabindex: id === 0 ? null : 0 });
+    svg(this.group, "rect", { width: shape.width, height: shape.height, rx: shape.form === "words" ? 9 : 7, class: "box" });
+    this.number = svg(this.group, "text", { x: shape.inset + 2, y: shape.headLine, class: "id" }, String(id));
+    if (id === 0) return this.drawNull();
+    this.state = svg(this.group, "text", { y: shape.headLine - 0.5, class: "state" });
+    this.hash = svg(this.group, "text", { y: shape.headLine, class: "hash", "text-anchor": "end" });
+    this.chips = svg(this.group, "g");
+    this.contents = svg(this.group, "g");
+    this.slots = [];
+    this.signature = "";
+  }
+
+  drawNull() {
+    const { form, width, height } = this.shape;
+    this.group.classList.add("null");
+    if (form === "squares") return;
+    this.number.textContent = "0 · null";
+    let words = wrapWords("stands for “skipped”; never taken, never freed", width - 16, HEAD_FONT);
+    if (42 + words.length * 16 > height + 8) words = wrapWords("never taken, never freed", width - 16, HEAD_FONT);
+    if (42 + words.length * 16 > height + 8) words = wrapWords("skipped", width - 16, HEAD_FONT);
+    words.forEach((line, i) => svg(this.group, "text", { x: 10, y: this.shape.headLine + 21 + i * 16, class: "null-text" }, line));
+  }
+
+  // Everything that the cell shows, drawn again only if something of it changed.
+  draw(recording, frame, block) {
+    if (block === this.block && !block.owners.length && recording.traceId === this.traceId) return;
+    this.block = block;
+    this.traceId = recording.traceId;
+    const owners = [...new Set(block.owners.map((o) => o.request_id))];
+    const isState = recording.isState(block);
+    const slots = block.token_ids.map((_, offset) => recording.slot(frame, block, offset));
+    const colours = owners.map((o) => requestColour(recording, o));
+    const signature = JSON.stringify([block.ref_cnt, block.block_hashes, block.num_hash_tokens, owners, block.pins, slots, colours, isState, block.num_state_tokens, recording.groupOf(block)]);
+    if (signature === this.signature) return;
+    this.signature = signature;
+    const cached = block.block_hashes.length > 0;
+    const free = block.ref_cnt === 0;
+    const colour = owners.length === 1 ? colours[0] : owners.length ? "var(--shared)" : "var(--line)";
+    this.group.style.setProperty("--owner", colour);
+    this.group.classList.toggle("free", free);
+    this.group.classList.toggle("cached", free && cached);
+    this.group.classList.toggle("pinned", isPinnedForCopy(block));
+    this.drawHead(recording, owners, block);
+    if (isState) this.drawState(block);
+    else this.drawSlots(recording, block, slots);
+    hint(this.group, describeBlock(recording, frame, block));
+  }
+
+  // The head, from right to left: who holds the block, its hash mark, its state. What has no room is left to the hint: first words, then letters.
+  drawHead(recording, owners, block) {
+    const { form, width, inset, headLine } = this.shape;
+    const radius = form === "words" ? 10 : 7;
+    const pitch = radius * 2 + 3;
+    const right = width - inset + 1;
+    const left = inset + 2 + measure(String(this.id), `700 ${this.shape.idFont}px ${fontFamily}`) + 6;
+    const mark = hashMark(recording, block, form);
+    const hashWidth = mark ? measure(mark, `700 13px ${fontFamily}`) + 5 : 0;
+    const room = Math.max(Math.floor((right - left - hashWidth) / pitch), 1);
+    const names = owners.map((o) => ({ letter: requestLetter(o), colour: requestColour(recording, o) }));
+    if (!owners.length && block.pins.length) names.push(isPinnedForCopy(block) ? { letter: "C", colour: "var(--mute)" } : { letter: "S", colour: "var(--mute)" });
+    const most = Math.min(room, 3);
+    if (names.length > most) {
+      const hidden = names.length - most + 1;
+      names.splice(most - 1, hidden, { letter: most === 1 ? String(hidden) : `+${hidden}`, colour: "var(--mute)" });
+    }
+    const end = right - names.length * pitch;
+    this.hash.textContent = mark;
+    setAttributes(this.hash, { x: end - 2 });
+    const space = end - hashWidth - 4 - left;
+    const state = stateWords(recording, block, form).find((words) => measure(words, `600 ${HEAD_FONT}px ${fontFamily}`) <= space) || "";
+    this.state.textContent = state;
+    setAttributes(this.state, { x: left, class: block.ref_cnt > 1 ? "state strong" : "state" });
+    this.chips.replaceChildren();
+    names.reverse().forEach((name, i) => {
+      const x = right - radius - i * pitch;
+      svg(this.chips, "circle", { cx: x, cy: headLine - 5.5, r: radius, style: `fill:${name.colour}` });
+      svg(this.chips, "text", { x, y: headLine - (form === "words" ? 1 : 1.5), class: "letter", "text-anchor": "middle" }, name.letter);
+    });
+  }
+
+  // ---------------------------------------------------------------- recurrent state
+
+  drawState(block) {
+    this.makeContents("state");
+    const { width, height, inset, top } = this.shape;
+    const tokens = block.num_state_tokens;
+    const has = tokens !== null && tokens !== undefined;
+    const box = { x: inset, y: top, width: width - 2 * inset, height: height - top - inset };
+    svg(this.contents, "rect", { ...box, rx: 8, class: "state-box" });
+    const font = `600 12px ${fontFamily}`;
+    const fits = (lines) => lines.length * 14 <= box.height && lines.every((line) => measure(line, font) <= box.width - 4);
+    if (!has && !block.ref_cnt) return;
+    const words = has ? `state after ${plural(tokens, "token")}` : "no state yet";
+    const choices = has ? [[words], wrapWords(words, box.width - 6, 12), ["state", `after ${tokens}`], [`after ${tokens}`], [`@${tokens}`]] : [[words], wrapWords(words, box.width - 6, 12), ["–"]];
+    const lines = choices.find(fits) || [];
+    lines.forEach((line, i) => svg(this.contents, "text", { x: box.x + box.width / 2, y: box.y + box.height / 2 + 4.2 + (i - (lines.length - 1) / 2) * 14, "text-anchor": "middle", class: "state-text" }, line));
+    setAttributes(this.contents, { class: `state-block${has ? " filled" : ""}` });
+  }
+
+  makeContents(kind) {
+    this.kind = kind;
+    this.contents.replaceChildren();
+    this.slots = [];
+    setAttributes(this.contents, { class: null });
+  }
+
+  // ---------------------------------------------------------------- slots
+
+  drawSlots(recording, block, slots) {
+    if (this.kind !== slots.length) this.makeSlots(recording, slots.length);
+    const covered = recording.partialHash(block);
+    slots.forEach((content, offset) => this.drawSlot(this.slots[offset], content));
+    this.drawCover(covered);
+    if (this.shape.form !== "line") return;
+    const text = slots.map((s) => s.text).filter(Boolean).join(" ");
+    this.line.textContent = fitText(text, this.shape.width - 2 * this.shape.inset, 11, 500);
+    const groupId = recording.groupOf(block);
+    this.label.textContent = recording.hasGroups && groupId >= 0 ? fitText(recording.groups[groupId].label, this.labelWidth - 2, 10.5, 500) : "";
+  }
+
+  makeSlots(recording, count) {
+    this.makeContents(count);
+    const { form, width, height, inset, top } = this.shape;
+    const gap = form === "words" ? 2.6 : 1.5;
+    let area = { x: inset, y: top, width: width - 2 * inset, height: height - top - inset };
+    if (form === "line") {
+      this.line = svg(this.contents, "text", { x: inset, y: top + 9, class: "line-words" });
+      const labels = recording.hasGroups ? recording.groups.filter((g) => !g.is_state).map((g) => measure(g.label, `500 10.5px ${fontFamily}`) + 5) : [];
+      this.labelWidth = Math.min(Math.max(0, ...labels), area.width - 16);
+      this.label = svg(this.contents, "text", { x: inset, y: height - 6, class: "group-label" });
+      area = { x: inset + this.labelWidth, y: top + 14, width: area.width - this.labelWidth, height: area.height - 14 };
+    }
+    const most = form === "line" && this.labelWidth ? 4 : count > 16 ? 16 : 8;
+    const perRow = form === "words" ? slotsPerRow(count, area.width) : Math.max(Math.min(count, most), 1);
+    const rows = Math.max(Math.ceil(count / perRow), 1);
+    const slotWidth = (area.width - gap * (perRow - 1)) / perRow;
+    const slotHeight = (area.height - gap * (rows - 1)) / rows;
+    const words = form === "words" && slotHeight >= 13 && slotWidth >= 18;
+    for (let offset = 0; offset < count; offset += 1) {
+      const x = area.x + (offset % perRow) * (slotWidth + gap);
+      const y = area.y + Math.floor(offset / perRow) * (slotHeight + gap);
+      const slot = svg(this.contents, "g", { class: "slot" });
+      svg(slot, "rect", { x, y, width: slotWidth, height: slotHeight, rx: form === "words" ? 5 : 2 });
+      const lines = Math.max(Math.floor(slotHeight / 14), 1);
+      this.slots.push({ slot, left: x, bottom: y + slotHeight, outer: slotWidth, words: words ? svg(slot, "g") : null, width: slotWidth - 3, x: x + slotWidth / 2, y: y + slotHeight / 2 + 4.2, lines });
+    }
+    this.cover = svg(this.contents, "path", { class: "cover" });
+  }
+
+  drawSlot(part, content) {
+    const state = content.text ? (content.written ? "filled" : "pending") : "";
+    setAttributes(part.slot, { class: `slot ${state}${content.generated ? " generated" : ""}` });
+    if (!part.words || part.shown === `${content.text}/${content.generated}`) return;
+    part.shown = `${content.text}/${content.generated}`;
+    part.words.replaceChildren();
+    const weight = content.generated ? 700 : 500;
+    const lines = content.text ? wrapToken(content.text, part.width, 11.5, weight, part.lines) : [];
+    lines.forEach((line, i) => {
+      const long = measure(line, `${weight} 11.5px ${fontFamily}`) > part.width;
+      const y = part.y + (i - (lines.length - 1) / 2) * 13;
+      svg(part.words, "text", { x: part.x, y, "text-anchor": "middle", textLength: long ? part.width : null, lengthAdjust: long ? "spacingAndGlyphs" : null }, line);
+    });
+  }
+
+  // A violet line under the slots that a hash covers, when it ends inside the block.
+  drawCover(partial) {
+    const parts = partial ? this.slots.slice(0, partial.covered) : [];
+    setAttributes(this.cover, { d: parts.map((p) => `M${p.left} ${p.bottom - 1}h${p.outer}`).join("") });
+  }
+}
+
+// As many slots side by side as can hold a word; a narrow block of four has two rows of two.
+function slotsPerRow(count, width) {
+  if (count > 16) return 8;
+  if (count > 4) return 4;
+  return count === 4 && width / 4 < 33 ? 2 : Math.max(count, 1);
+}
+
+function isPinnedForCopy(block) {
+  return block.pins.some((pin) => pin.includes("copy"));
+}
+
+// “#”, or “#4/8” when the hash ends inside the block; “+1” for every further hash of the block.
+function hashMark(recording, block, form) {
+  if (!block.block_hashes.length) return "";
+  const partial = recording.partialHash(block);
+  const more = block.block_hashes.length > 1 && form === "words" ? `+${block.block_hashes.length - 1}` : "";
+  return partial && form !== "squares" ? `#${partial.covered}/${partial.size}${more}` : `#${more}`;
+}
+
+// What to say beside a block's number, the longest first.
+function stateWords(recording, block, form) {
+  const groupId = recording.groupOf(block);
+  const group = recording.hasGroups && groupId >= 0 ? ` · ${recording.groups[groupId].label}` : "";
+  const cached = block.block_hashes.length > 0;
+  if (form === "squares") return [block.ref_cnt ? `×${block.ref_cnt}` : ""];
+  if (!block.ref_cnt) return cached ? [`cached, free${group}`, `free${group}`, "cached, free", "free"] : [`free${group}`, "free"];
+  const held = isPinnedForCopy(block) ? [`ref ${block.ref_cnt}, held for a copy`, block.owners.length ? `ref ${block.ref_cnt} · copy` : "held for a copy"] : [];
+  return [...held, `ref ${block.ref_cnt}${group}`, `ref ${block.ref_cnt}`, `×${block.ref_cnt}`];
+}
+
+// Everything about a block in words, one fact per line: for hints, and for the line that follows the mouse and the focus.
+function describeBlock(recording, frame, block) {
+  if (block.is_null) return "Block 0, the null block\nstands for “skipped”; never taken, never freed";
+  const owners = [...new Set(block.owners.map((o) => o.request_id))];
+  const groupId = recording.groupOf(block);
+  const parts = [`Block ${block.block_id}, ref_cnt ${block.ref_cnt}`];
+  if (recording.hasGroups && groupId >= 0) parts.push(`group ${recording.groups[groupId].label}`);
+  if (owners.length) parts.push(`held by ${owners.join(", ")}`);
+  if (block.pins.length) parts.push(isPinnedForCopy(block) ? "held for a copy" : `held by the ${block.pins.join(", ")}`);
+  if (!block.ref_cnt) parts.push(block.block_hashes.length ? "free, but still found by its hash" : "free");
+  if (recording.isState(block)) {
+    const tokens = block.num_state_tokens;
+    parts.push(tokens === null || tokens === undefined ? "no state yet" : `recurrent state after ${plural(tokens, "token")}`);
+  }
+  const slots = block.token_ids.map((_, offset) => recording.slot(frame, block, offset));
+  const words = slots.filter((s) => s.written).map((s) => s.text);
+  if (words.length) parts.push(`tokens: ${words.join(" ")}`);
+  const pending = slots.filter((s) => s.text && !s.written).map((s) => s.text);
+  if (pending.length) parts.push(`to be written in this step: ${pending.join(" ")}`);
+  const partial = recording.partialHash(block);
+  block.block_hashes.forEach((key, i) => {
+    const covers = i === 0 && block.num_hash_tokens ? ` for ${plural(block.num_hash_tokens, "token")}` : "";
+    const inside = i === 0 && partial ? `, which end inside: ${partial.covered} of its ${partial.size}` : "";
+    parts.push(`${i ? "another " : ""}hash ${key.slice(0, 6)}…${covers}${inside}`);
+  });
+  return parts.join("\n");
+}

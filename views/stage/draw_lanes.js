@@ -1,0 +1,132 @@
+// A request with several KV-cache groups: its tokens downwards, beside them one lane per group, each block as high as the tokens that it stands for.
+// And what all requests share: places of a table in words, what a lookup found, the worker's row.
+const LANE_WORDS = 8; // up to so many tokens per line have a field each, more are one line of text
+
+function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
+  const spans = recording.groups.map((_, groupId) => recording.span(groupId));
+  const unit = spans.reduce(greatestCommonDivisor);
+  const count = Math.max(Math.ceil(tokens.length / unit), ...tables.map((places, g) => (places.length * spans[g]) / unit));
+  const grid = html(parent, "div", { class: "lanes", role: "table", "aria-label": "Block tables" });
+  grid.style.setProperty("--groups", spans.length);
+  grid.style.setProperty("--lane", `${[60, 60, 60, 52][spans.length] || 42}px`);
+  html(grid, "span", { class: "lane-title" });
+  html(grid, "span", { class: "lane-title" }, "tokens");
+  recording.groups.forEach((group) => html(grid, "span", { class: "lane-title lane", role: "columnheader", title: group.title }, group.label));
+  for (let line = 0; line < count; line += 1) {
+    const number = html(grid, "span", { class: "lane-position", title: "position of the first token" }, String(line * unit));
+    number.style.gridRow = String(line + 2);
+    const words = html(grid, "span", { class: "lane-words" });
+    words.style.gridArea = `${line + 2} / 2`;
+    drawCells(words, tokens.slice(line * unit, (line + 1) * unit), unit, just ? request.token_ids.length - 1 : -1);
+  }
+  tables.forEach((places, groupId) => {
+    for (const place of places) drawPlace(grid, place, groupId, spans[groupId] / unit, now.has(`${groupId}/${place.logical}`));
+  });
+}
+
+// One place of a group's lane, over as many lines as its block has tokens.
+function drawPlace(grid, place, groupId, lines, isNow) {
+  const id = place.physical ?? place.ghost;
+  const kind = id === null ? "empty" : place.physical === null ? "ghost" : id === 0 ? "null" : "held";
+  const element = html(grid, "span", { class: `place ${kind}${isNow ? " now" : ""}`, role: "cell", "data-block": id, "data-group": groupId, title: placeTitle(place, groupId) });
+  element.style.gridArea = `${place.logical * lines + 2} / ${groupId + 3} / span ${lines}`;
+  if (id === null) return;
+  const head = html(element, "b", {}, id === 0 ? "∅ null" : String(id));
+  if (kind !== "held") return;
+  if (place.hashed) html(head, "span", { class: "hash" }, place.partial ? ` #${place.partial.covered}/${place.partial.size}` : " #");
+  if (!place.slots) html(element, "small", {}, place.state === null ? "no state" : lines > 1 ? `after ${place.state}` : `@${place.state}`);
+  else {
+    const bar = html(html(element, "span", { class: "bar-of-slots" }), "i", {});
+    bar.style.width = `${(100 * place.filled) / place.slots}%`;
+  }
+}
+
+function placeTitle(place, groupId) {
+  const logical = `logical block ${place.logical}`;
+  if (place.physical === null) return place.ghost === null ? `${logical}: no block yet` : `${logical}: ${place.ghost ? `block ${place.ghost} would be adopted` : "would stay null"}`;
+  if (place.physical === 0) return `${logical}: the null block, nothing is kept here`;
+  const holds = place.slots ? `${place.filled} of ${place.slots} slots filled` : stateText(place);
+  return [`${logical} → block ${place.physical}`, holds, hashTitle(place)].filter(Boolean).join("\n");
+}
+
+// The tokens of one logical block: a field for each, or one line of text where there are too many.
+function drawCells(parent, tokens, span, justPosition = -1) {
+  if (span > LANE_WORDS && span > 16) return html(parent, "span", { class: "cells-text", title: tokens.map((t) => t.text).join(" ") }, tokens.map((t) => t.text).join(" "));
+  const cells = html(parent, "span", { class: "cells" });
+  cells.style.setProperty("--columns", Math.min(span, 4));
+  for (let i = 0; i < span; i += 1) {
+    const cell = tokens[i];
+    if (cell) html(cells, "span", { class: tokenClass(cell, cell.position === justPosition), title: tokenTitle(cell) }, cell.text);
+    else html(cells, "span", { class: "token vacant" });
+  }
+  return cells;
+}
+
+function tokenTitle(cell) {
+  const kv = cell.elsewhere !== null ? `its key and value belong to rank ${cell.elsewhere}` : cell.written ? "key and value have been computed" : "key and value are not written yet";
+  const origin = cell.forced ? "dictated by the scenario" : cell.generated ? "generated" : "prompt";
+  return `token ${cell.position}: ${cell.text}\n${origin}; ${kv}`;
+}
+
+function tokenClass(cell, just) {
+  const parts = { unwritten: !cell.written, generated: cell.generated, forced: cell.forced, elsewhere: cell.elsewhere !== null, just };
+  return ["token", ...Object.keys(parts).filter((name) => parts[name])].join(" ");
+}
+
+// ---------------------------------------------------------------- places of a block table in words
+
+function physicalClass(place) {
+  const id = place.physical ?? place.ghost;
+  return `physical${id === null || id === 0 ? " none" : place.physical === null ? " ghost" : ""}`;
+}
+
+function physicalText(place) {
+  const id = place.physical ?? place.ghost;
+  return id === null ? "–" : id === 0 ? "∅ null" : String(id);
+}
+
+function physicalTitle(place) {
+  return place.physical === null && place.ghost ? "this cached block would be adopted" : place.physical === 0 ? "the null block: nothing is kept here" : "physical block";
+}
+
+function stateText(place) {
+  return place.state === null ? "no state yet" : `state after ${plural(place.state, "token")}`;
+}
+
+function hashTitle(place) {
+  if (!place.hashed) return null;
+  if (place.partial) return `its hash covers ${place.partial.covered} of its ${place.partial.size} tokens`;
+  return "full and hashed: another request may share it";
+}
+
+// ---------------------------------------------------------------- lookups and the worker
+
+function drawLookup(parent, recording, lookup) {
+  const box = html(parent, "div", { class: "lookup" });
+  for (const found of lookup.groups) {
+    const line = html(box, "p", {});
+    if (recording.hasGroups) html(line, "b", {}, `${recording.groups[found.group].label}: `);
+    html(line, "span", {}, `${plural(found.tokens, "token")} found`);
+    if (found.stop) html(line, "span", { class: "muted" }, `, then: ${found.stop}`);
+  }
+  if (recording.hasGroups) html(box, "p", { class: "muted" }, `all groups together: ${plural(lookup.tokens, "token")}${lookup.junction ? `; one alone: ${lookup.junction}` : ""}`);
+}
+
+// The worker's row beside the manager's table: it is told of new blocks only, so it may keep ids that the manager has replaced by null (R8.3).
+function drawWorkerRow(parent, recording, request, row, isNow) {
+  const line = html(parent, "p", { class: `worker-row${isNow ? " now" : ""}`, title: "The block table on the worker. It is told of new blocks only: where the manager has null by now, it keeps the old block." });
+  html(line, "span", { class: "muted" }, `worker row ${row.row} `);
+  row.block_ids.forEach((ids, groupId) => {
+    const part = html(line, "span", { class: "worker-ids", "data-group": groupId });
+    if (recording.hasGroups) html(part, "span", { class: "muted" }, `${recording.groups[groupId].label} `);
+    if (!ids.length) html(part, "span", { class: "muted" }, "–");
+    ids.forEach((id, i) => {
+      const same = (request.block_ids[groupId] || [])[i] === id;
+      html(part, "span", { class: `worker-id${same ? "" : " stale"}`, title: same ? null : "the manager's table has something else here", "data-block": id || null }, id ? String(id) : "∅");
+    });
+  });
+}
+
+function greatestCommonDivisor(a, b) {
+  return b ? greatestCommonDivisor(b, a % b) : a;
+}
