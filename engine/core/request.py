@@ -135,7 +135,7 @@ class Request:
         if type(token_ids) is int and token_ids >= 0:
             self.all_token_ids.append(token_ids)
         else:
-            many = list(token_ids) if isinstance(token_ids, list | tuple) else [token_ids]
+            many: list[int] = list(token_ids) if hasattr(token_ids, "__iter__") else [token_ids]
             check_token_ids(self.request_id, many, "outputs")
             self.all_token_ids.extend(many)
         if self.block_hasher is not None:
