@@ -35,8 +35,8 @@ def compute_slot_mapping(
     positions: int64 [>= num_tokens], position of each token within its request; block_table: int32 [>= num_reqs, width], physical blocks;
     slot_mapping: int64 [max_num_tokens], indexed by position in the batch; everything from num_tokens on becomes PAD_SLOT_ID (-1).
     `kernel_block_size` divides `block_size` when the kernels' blocks are smaller than the manager's. With context parallelism, tokens that
-    belong to another rank than `cp_rank` get -1. Raises ValueError for shapes, dtypes or sizes that do not fit together.
-    Source: R8.4, R8.5. vLLM: BlockTable.compute_slot_mapping; here: a function over tensors, the same arithmetic.
+    belong to another rank than `cp_rank` get -1, and so does a position past the end of its row. Raises ValueError for shapes, dtypes or sizes that do not
+    fit together. Source: R8.4, R8.5. vLLM: BlockTable.compute_slot_mapping; here: a function over tensors, the same arithmetic.
     """
     import torch
 

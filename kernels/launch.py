@@ -66,6 +66,7 @@ class Launcher:
             num_reqs,
             slot_mapping.shape[0],
             block_table.stride(0),
+            block_table.shape[1],
             BLOCK_SIZE=block_size,
             KERNEL_BLOCK_SIZE=kernel_block_size,
             CP_WORLD_SIZE=cp_world_size,

@@ -27,22 +27,24 @@ def compute_slot_mapping(
     cp_rank: int,
     cp_interleave: int,
 ) -> None:
-    """Slot of every token of the batch (R8.4), -1 for tokens of other ranks and for the padding (R8.5)."""
+    """Slot of every token of the batch (R8.4), -1 for tokens of other ranks, past the row's end, and for the padding (R8.5)."""
     num_tokens = int(query_start_loc[-1]) if query_start_loc.numel() else 0
     slot_mapping[num_tokens:] = PAD_SLOT_ID
     if num_tokens == 0:
         return
     request = torch.repeat_interleave(query_start_loc.diff().long())
     position = positions[:num_tokens]
+    width = block_table.shape[1]
     if cp_world_size == 1:  # the same as below, with every token local
-        block = block_table[request, position // kernel_block_size]
-        slot_mapping[:num_tokens] = block.long() * kernel_block_size + position % kernel_block_size
+        column = position // kernel_block_size
+        block = block_table[request, column.clamp(max=width - 1)].long()
+        slot_mapping[:num_tokens] = torch.where(column < width, block * kernel_block_size + position % kernel_block_size, PAD_SLOT_ID)
         return
     virtual_block_size = block_size * cp_world_size
     offset = position % virtual_block_size
     local_offset = offset // (cp_world_size * cp_interleave) * cp_interleave + offset % cp_interleave
     column = position // virtual_block_size * (block_size // kernel_block_size) + local_offset // kernel_block_size
-    is_local = offset // cp_interleave % cp_world_size == cp_rank
+    is_local = (offset // cp_interleave % cp_world_size == cp_rank) & (column < width)
     # A token of another rank may lie past the end of this rank's row, so its column is not looked up.
     block = block_table[request, torch.where(is_local, column, 0)].long()
     slot = block * kernel_block_size + local_offset % kernel_block_size

@@ -18,6 +18,7 @@ def slot_mapping_kernel(
     num_reqs,
     max_num_tokens,
     block_table_stride,
+    width,  # columns of a row
     BLOCK_SIZE: tl.constexpr,
     KERNEL_BLOCK_SIZE: tl.constexpr,
     CP_WORLD_SIZE: tl.constexpr,
@@ -52,8 +53,9 @@ def slot_mapping_kernel(
             is_local = (offset // CP_INTERLEAVE) % CP_WORLD_SIZE == CP_RANK
             local_offset = offset // (CP_INTERLEAVE * CP_WORLD_SIZE) * CP_INTERLEAVE + offset % CP_INTERLEAVE
             column = position // virtual_block_size * (BLOCK_SIZE // KERNEL_BLOCK_SIZE) + local_offset // KERNEL_BLOCK_SIZE
-            block = tl.load(row_ptr[:, None] + column, mask=is_token & is_local, other=0).to(tl.int64)
-            slot = tl.where(is_local, block * KERNEL_BLOCK_SIZE + local_offset % KERNEL_BLOCK_SIZE, PAD_SLOT_ID)
+            has_slot = is_local & (column < width)  # past the row's end lies another request's row
+            block = tl.load(row_ptr[:, None] + column, mask=is_token & has_slot, other=0).to(tl.int64)
+            slot = tl.where(has_slot, block * KERNEL_BLOCK_SIZE + local_offset % KERNEL_BLOCK_SIZE, PAD_SLOT_ID)
             tl.store(slot_mapping_ptr + token, slot, mask=is_token)
 
 

@@ -38,6 +38,13 @@ def test_r8_4_kernel_blocks_smaller_than_the_managers(backend):
     assert found == [64, 79, 80, 95, 160, 175]
 
 
+def test_a22_a_position_past_the_row_has_no_slot(backend):
+    """Case A22: block size 4, width 32, a row that begins with block 7; position 130 is in column 32, which is the next request's row."""
+    rows = [[7] + [0] * 31, [21] * 32]
+    assert slots([[0, 3, 130], [0]], rows, backend, block_size=4) == [28, 31, -1, 84]
+    assert slots([[0, 3, 130], [0]], rows, backend, block_size=4, cp_world_size=2, cp_rank=0) == [28, -1, 4 * 0 + 1, 84]
+
+
 @pytest.mark.parametrize(
     ("rank", "interleave", "expected"),
     [
