@@ -29,6 +29,7 @@ from engine.session_config import SessionConfig as SessionConfig
 from engine.trace.events import (
     BlocksAllocated,
     BlocksFreed,
+    BlocksTouched,
     Cause,
     CauseKind,
     Event,
@@ -230,6 +231,24 @@ class Session:
         prepended, appended, still_referenced = ids_of(pool.free_blocks([pool.blocks[b] for b in order]))
         self._emit(BlocksFreed(cause=cause, block_ids=order, prepended=prepended, appended=appended, still_referenced=still_referenced))
 
+    def _arrange(self, order: tuple[int, ...]) -> None:
+        """Another order for the free queue, hashes and all: every block in it is held for a moment and let go again. Raises EngineError unless `order`
+        names the blocks that are in it. vLLM: none; here: for drawings that follow an older rule."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        queue = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+        if sorted(order) != sorted(queue):
+            raise EngineError(f"arrange_free_queue names the blocks {list(order)}, but those in the free queue are {queue}; name each of them once")
+        blocks = [pool.blocks[block_id] for block_id in order]
+        cause = Cause(CauseKind.PREPARED)
+        pool.touch(blocks)
+        self._pins.update(dict.fromkeys(order, ("scenario",)))
+        self._emit(BlocksTouched(cause=cause, block_ids=list(order), left_free_queue=list(order)))
+        self._pins.clear()
+        for block in blocks:
+            block.ref_cnt -= 1
+        pool.free_block_queue.append_n(blocks)
+        self._emit(BlocksFreed(cause=cause, block_ids=list(order), prepended=[], appended=list(order), still_referenced=[]))
+
     def _arrive(self, spec: RequestSpec) -> None:
         self._recorder.begin_op(f"add_request {spec.request_id}")
         request = self._make_request(spec)
@@ -243,6 +262,9 @@ class Session:
         elif action.kind == "evict_blocks":
             self._recorder.begin_op("evict_blocks")
             self._scheduler.kv_cache_manager.block_pool.evict_blocks(action.block_ids)
+        elif action.kind == "arrange_free_queue":
+            self._recorder.begin_op("arrange_free_queue")
+            self._arrange(action.block_ids)
         elif action.request_id is not None:
             self._recorder.begin_op(f"abort {action.request_id}")
             self._scheduler.finish_requests(action.request_id, RequestStatus.FINISHED_ABORTED)

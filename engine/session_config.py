@@ -12,7 +12,7 @@ from engine.core.output import SamplingParams
 from engine.errors import InvalidInput
 from engine.group_config import GroupConfig, describe, group_specs, resolve_kv_cache_block_sizes
 
-ActionKind = Literal["abort", "reset_prefix_cache", "evict_blocks"]
+ActionKind = Literal["abort", "reset_prefix_cache", "evict_blocks", "arrange_free_queue"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class RequestSpec:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """Something done to the engine before step `at_step`: abort `request_id`, reset the prefix cache (R1.14), or drop the hashes of `block_ids` (R1.13)."""
+    """Something done to the engine before step `at_step`: abort `request_id`, reset the prefix cache (R1.14), drop the hashes of `block_ids` (R1.13), or give
+    the free queue the order of `block_ids`, which names all that are in it; vLLM has no such operation."""
 
     at_step: int
     kind: ActionKind

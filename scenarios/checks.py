@@ -16,6 +16,7 @@ _EVENTS: dict[str, type[events.Event]] = {str(t.__struct_config__.tag): t for t 
 _STATUSES = ("WAITING", "RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_ERROR")
 _EVENT_FACTS = ("block_ids", "slots", "num_hit_tokens")
 _BY_REQUEST = ("block_table", "status", "num_computed_tokens", "num_cached_block", "tokens", "output_text")
+_WITH_BLOCKS = {"evict_blocks": "lose their hashes", "arrange_free_queue": "are in the free queue, in which order"}
 _LISTS_OF_REQUESTS = ("running", "waiting")
 _BY_BLOCK = ("num_filled", "block_tokens", "ref_cnt", "hash_names", "num_state_tokens")
 _LISTS_OF_BLOCKS = ("free_queue", "free_queue_starts_with", "hashed")
@@ -81,9 +82,9 @@ def _actions(scenario: Scenario) -> Iterator[tuple[Path, str]]:
             yield (*path, "request"), f"{action.do} concerns no single request; leave “request” out"
         elif action.request is not None:
             yield from _request_id(scenario, (*path, "request"), action.request)
-        if action.do == "evict_blocks" and not action.block_ids:
-            yield path, "it is not said which blocks lose their hashes; add “block_ids”, as in block_ids: [3]"
-        elif action.do != "evict_blocks" and action.block_ids:
+        if action.do in _WITH_BLOCKS and not action.block_ids:
+            yield path, f"it is not said which blocks {_WITH_BLOCKS[action.do]}; add “block_ids”, as in block_ids: [3]"
+        elif action.do not in _WITH_BLOCKS and action.block_ids:
             yield (*path, "block_ids"), f"{action.do} concerns no single blocks; leave “block_ids” out"
         yield from _block_ids(scenario, (*path, "block_ids"), action.block_ids)
 

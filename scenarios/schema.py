@@ -157,9 +157,9 @@ class Action(_Part):
     """Something done to the engine before a step is scheduled."""
 
     at_step: int = Field(ge=1, le=MAX_STEPS)
-    do: Literal["abort", "reset_prefix_cache", "evict_blocks"]
+    do: Literal["abort", "reset_prefix_cache", "evict_blocks", "arrange_free_queue"]
     request: str | None = None
-    block_ids: list[int] = Field([], description="blocks that lose their hashes")
+    block_ids: list[int] = Field([], description="blocks that lose their hashes, or the whole free queue in its new order")
 
 
 class Selector(_Part):

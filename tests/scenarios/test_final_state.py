@@ -96,7 +96,7 @@ def test_states_after_every_step_are_those_of_vllm(words: WordTokenizer, name: s
         assert {f: ours[f] for f in FIELDS} == theirs, f"{op} {num_schedules} {num_updates}"
         assert ours.get("extra_hashes", {}) == entry["state"].get("extra_hashes", {})
         num_compared += 1
-    assert num_compared >= min(5, num_schedules)
+    assert num_compared >= min(4, num_schedules)
 
 
 def test_everything_is_plain_data(words: WordTokenizer) -> None:
