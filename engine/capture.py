@@ -67,7 +67,7 @@ class StateCapture:
         self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._pool: BlockPool = scheduler.kv_cache_manager.block_pool
         groups = scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
-        sizes = [0 if g.kv_cache_spec.kind == STATE_KIND else m.block_size for g, m in zip(groups, self._managers, strict=True)]
+        sizes = [0 if g.kv_cache_spec.kind == STATE_KIND else g.kv_cache_spec.block_size for g in groups]
         self._ledger = SlotLedger(len(self._pool.blocks), block_size, sizes)
         self._requests = requests
         self._pins = pins
@@ -132,7 +132,9 @@ class StateCapture:
         if changes:
             self._blocks = self._blocks.with_changes(changes)
         self._request_states.update(event, self._owners)
-        if isinstance(event, LISTS):
+        scheduler = self._scheduler
+        num_waiting = len(scheduler.skipped_waiting) + len(scheduler.waiting)
+        if isinstance(event, LISTS) or len(self._running) != len(scheduler.running) or len(self._waiting) != num_waiting:
             self._read_lists()
         if isinstance(event, ROWS) or self.worker is not self._seen_worker:
             self._read_rows()
@@ -152,7 +154,7 @@ class StateCapture:
         """References that no table explains: the session's own, and both ends of every copy that is queued. Returns the blocks where they changed."""
         now = dict(self._pins)
         for manager in self._managers:
-            for pair in getattr(manager, "pending_copies", ()):
+            for pair in manager.pending_copies:
                 for block in pair:
                     now[block.block_id] = (*now.get(block.block_id, ()), COPY_PIN)
         before, self._all_pins = self._all_pins, now
@@ -161,7 +163,7 @@ class StateCapture:
     def _read_lists(self) -> None:
         scheduler = self._scheduler
         running = tuple([r.request_id for r in scheduler.running])
-        waiting = tuple([r.request_id for r in scheduler.waiting])
+        waiting = tuple([r.request_id for queue in (scheduler.skipped_waiting, scheduler.waiting) for r in queue])  # in order of service by arrival
         self._running = self._running if running == self._running else running
         self._waiting = self._waiting if waiting == self._waiting else waiting
 
