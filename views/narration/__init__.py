@@ -46,8 +46,8 @@ def narrate(header: TraceHeader, frame: Frame, previous: Frame | None = None) ->
     return Narration(
         text=sentence.say(words, frame.event),
         why=why(words, frame.event),
-        symbol=sentence.symbol_of(frame.event),
-        rule=sentence.rule_of(frame.event),
+        symbol=sentence.symbol_of(words, frame.event),
+        rule=sentence.rule_of(words, frame.event),
         kind=kind,
         note=note,
     )

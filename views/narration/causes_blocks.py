@@ -9,7 +9,7 @@ from engine.trace.events import CauseKind
 from views.narration.sentences_blocks import ends_inside
 from views.narration.stops import Facts, number
 from views.narration.why import Why
-from views.narration.words import Words, blocks, count
+from views.narration.words import PAGES, Words, blocks, count
 
 
 def _head_of_free_queue(words: Words, event: Any, facts: Facts) -> str:
@@ -126,12 +126,19 @@ def _prepared(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _outside_window(words: Words, event: Any, facts: Facts) -> str:
+    """R3.1: what is skipped depends on the kind of group; an event of none is told as a window."""
+    group = words.group(event.group_id)
     skipped = count(number(facts, "num_skipped_tokens"), "token")
+    if group.is_state:
+        return f"A newer state exists, so nobody computes with the older one any more. {_where_skipped(event)}"
+    if group.label.startswith("chunk"):
+        return f"The first {skipped} lie in earlier chunks and will not be read again. {_where_skipped(event)}"
     return f"The first {skipped} lie outside the attention window and will not be read again. {_where_skipped(event)}"
 
 
 def _state_superseded(words: Words, event: Any, facts: Facts) -> str:
-    return f"A newer state has been computed from the one at logical block {number(facts, 'logical_index')}; nothing reads it any more. {_where_skipped(event)}"
+    old = f"the one at logical block {number(facts, 'logical_index')}"
+    return f"A newer state has been computed from {old}; nobody computes with it any more. {_where_skipped(event)}"
 
 
 def _where_skipped(event: Any) -> str:
@@ -140,18 +147,13 @@ def _where_skipped(event: Any) -> str:
 
 def _copy_queued(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.BlocksCopied):
-        return _pages(event)
+        return PAGES
     return f"The step is planned, and the worker copies before it writes anything else, so nothing needs to be held longer. {where_freed(event)}"
-
-
-def _pages(event: e.BlocksCopied) -> str:
-    """R6.7: a page is everything that a block id stands for, in every layer."""
-    return "Whole pages move, whatever is in them. All sources are read before any destination is written."
 
 
 def _partial_hit(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.BlocksCopied):
-        return _pages(event)
+        return PAGES
     tokens, index = count(number(facts, "num_hit_tokens"), "token"), number(facts, "logical_index")
     who = event.request_id or "It"
     return f"The hit of {tokens} ends inside logical block {index}. {who} will write behind it, which others must not see, so {who} writes into a copy."
@@ -159,7 +161,7 @@ def _partial_hit(words: Words, event: Any, facts: Facts) -> str:
 
 def _own_boundary(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.BlocksCopied):
-        return _pages(event)
+        return PAGES
     tokens, who = count(number(facts, "num_tokens"), "token"), event.request_id or "It"
     return (
         f"The block is registered for the first {tokens}, and {who} is about to write over that. {who} keeps its block, because the worker's table only "

@@ -8,7 +8,7 @@ from engine.trace import events as e
 from engine.trace.events import CauseKind
 from views.narration.stops import Facts, number, stop_words
 from views.narration.why import Why
-from views.narration.words import Words, count
+from views.narration.words import PAGES, Words, count, real
 
 
 def by_group(words: Words, event: e.PrefixLookup) -> str:
@@ -16,15 +16,17 @@ def by_group(words: Words, event: e.PrefixLookup) -> str:
     parts = []
     for found in event.groups:
         stop = stop_words(words, found.cause)
-        parts.append(f"{words.group(found.group_id).label} has {found.num_hit_tokens}{f' ({stop})' if stop else ''}")
+        parts.append(f"{words.group(found.group_id).noun}: {found.num_hit_tokens}{f' ({stop})' if stop else ''}")
     text = "; ".join(parts)
-    junction = f" One group alone would reach {event.junction} tokens." if event.junction else ""
-    return f"Tokens found per group: {text}.{junction}"
+    junction = f" One group alone reaches {event.junction} tokens: a junction." if event.junction else ""
+    return f"Tokens that each group has by itself – {text}.{junction}"
 
 
 def _prefix_cache_hit(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.BlocksCopied):
-        return "The cached prefix ends inside a block that others may read, so the new owner writes into a copy."
+        return PAGES
+    if isinstance(event, e.BlocksTouched) and not real(event.block_ids):
+        return "What lies before is never read again, so null blocks stand for it and nothing had to be looked up."
     from_queue = number(facts, "num_from_queue")
     left = (
         f"{count(from_queue, 'block')} had no owner and {'leaves' if from_queue == 1 else 'leave'} the free queue."

@@ -10,6 +10,8 @@ from views.narration.stops import Facts, number
 from views.narration.why import Why
 from views.narration.words import Words, count, listed, percent, power_of_ten
 
+NEW_STATE = "The old state and the tokens of this step give a new one; the table says in which block it is kept, over whatever state was there."
+
 
 def _scenario(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.TraceStarted):
@@ -132,6 +134,8 @@ def _left_batch(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _block_table_lookup(words: Words, event: Any, facts: Facts) -> str:
+    if isinstance(event, e.StateWritten):
+        return NEW_STATE
     here = [(p, slot) for p, slot in zip(event.positions, event.slots, strict=True) if slot >= 0] if isinstance(event, e.SlotsMapped) else []
     if words.num_ranks > 1:
         return _ranks_share_blocks(words, event, here)
@@ -154,7 +158,7 @@ def _ranks_share_blocks(words: Words, event: Any, here: list[tuple[int, int]]) -
 
 def _slot_mapping(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.StateWritten):
-        return "The old state and the tokens of this step give a new state, and the request's last block is where it is kept."
+        return NEW_STATE
     if not isinstance(event, e.KVWritten):
         return "Keys and values go where the slot mapping says."
     if event.backend == "none":

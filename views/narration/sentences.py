@@ -26,11 +26,11 @@ def _allocation_refused(words: Words, event: e.AllocationRefused) -> str:
     return f"{event.request_id} does not fit{' as a whole' if event.at_gate else ''} and waits."
 
 
-def _refused_symbol(event: e.AllocationRefused) -> str:
+def _refused_symbol(words: Words, event: e.AllocationRefused) -> str:
     return "MambaManager.get_num_blocks_to_allocate" if event.cause.kind is CauseKind.STATE_NOT_WRITTEN else "KVCacheManager.allocate_slots"
 
 
-def _refused_rule(event: e.AllocationRefused) -> str:
+def _refused_rule(words: Words, event: e.AllocationRefused) -> str:
     if event.cause.kind is CauseKind.STATE_NOT_WRITTEN:
         return "R3.41"
     return "R7.4" if event.at_gate else "R5.3"
@@ -67,7 +67,7 @@ def _row_updated(words: Words, event: e.RowUpdated) -> str:
     return f"The worker's row {event.row} gets {blocks(event.block_ids)} from column {event.start} on{words.for_group(event.group_id)}."
 
 
-def _row_symbol(event: e.RowUpdated) -> str:
+def _row_symbol(words: Words, event: e.RowUpdated) -> str:
     if not event.block_ids:
         return "BlockTable.clear_row"
     return "BlockTable.append_row" if event.cause.kind is CauseKind.APPENDED else "BlockTable.add_row"
@@ -91,7 +91,8 @@ def _state_written(words: Words, event: e.StateWritten) -> str:
 def _kv_written(words: Words, event: e.KVWritten) -> str:
     whose = f"{words.token(event.token_ids[0])}" if len(event.slots) == 1 else count(len(event.slots), "token")
     if event.backend == "none":
-        return f"{slots(event.slots).capitalize()} {'counts' if len(event.slots) == 1 else 'count'} as filled: {words.tokens(event.token_ids)}."
+        count_as = f"{'counts' if len(event.slots) == 1 else 'count'} as filled{words.for_group(event.group_id)}"
+        return f"{slots(event.slots).capitalize()} {count_as}: {words.tokens(event.token_ids)}."
     return f"Keys and values of {whose} → {slots(event.slots)}{words.for_group(event.group_id)}."
 
 

@@ -43,13 +43,13 @@ def _block_evicted(words: Words, event: e.BlockEvicted) -> str:
     return f"{loses}: it is evicted from the prefix cache."
 
 
-def _evicted_symbol(event: e.BlockEvicted) -> str:
+def _evicted_symbol(words: Words, event: e.BlockEvicted) -> str:
     if event.cause.kind is CauseKind.PROMOTED:
         return "BlockPool.cache_full_blocks"
     return "BlockPool.evict_blocks" if event.cause.kind is CauseKind.SCENARIO else "BlockPool._maybe_evict_cached_block"
 
 
-def _evicted_rule(event: e.BlockEvicted) -> str:
+def _evicted_rule(words: Words, event: e.BlockEvicted) -> str:
     return {CauseKind.PROMOTED: "R1.11", CauseKind.SCENARIO: "R1.13"}.get(event.cause.kind, "R1.5")
 
 
@@ -72,11 +72,11 @@ def ends_inside(words: Words, event: e.BlockCached) -> bool:
     return event.num_hash_tokens is not None and bool(event.num_hash_tokens % words.block_size(event.group_id))
 
 
-def _cached_symbol(event: e.BlockCached) -> str:
+def _cached_symbol(words: Words, event: e.BlockCached) -> str:
     return "BlockPool.cache_partial_block" if event.cause.kind is CauseKind.PROMPT_BOUNDARY else "BlockPool.cache_full_blocks"
 
 
-def _cached_rule(event: e.BlockCached) -> str:
+def _cached_rule(words: Words, event: e.BlockCached) -> str:
     return "R6.3" if event.cause.kind is CauseKind.PROMPT_BOUNDARY else "R1.11"
 
 
@@ -86,11 +86,11 @@ def _caching_skipped(words: Words, event: e.CachingSkipped) -> str:
     return f"{which[:1].upper()}{which[1:]} of {event.request_id} {verb} no hash{words.for_group(event.group_id)}."
 
 
-def _skipped_caching_symbol(event: e.CachingSkipped) -> str:
+def _skipped_caching_symbol(words: Words, event: e.CachingSkipped) -> str:
     return "BlockPool.cache_full_blocks" if event.cause.kind is CauseKind.NULL_BLOCK else "SingleTypeKVCacheManager.reachable_block_mask"
 
 
-def _skipped_caching_rule(event: e.CachingSkipped) -> str:
+def _skipped_caching_rule(words: Words, event: e.CachingSkipped) -> str:
     return "R1.11" if event.cause.kind is CauseKind.NULL_BLOCK else "R3.21"
 
 
@@ -99,15 +99,15 @@ def _blocks_freed(words: Words, event: e.BlocksFreed) -> str:
         return f"The free queue is laid out: {listed(event.prepended)} come first."
     if event.cause.kind is CauseKind.COPY_QUEUED:
         return f"What was held for the copies is let go: {blocks(event.block_ids)}."
-    gone = [*event.prepended, *event.appended]
+    given, gone = real(event.block_ids), [*event.prepended, *event.appended]
     group = words.for_group(event.group_id)
     who = f"{event.request_id} gives back" if event.request_id else "Given back:"
-    if not gone:
-        return f"{who} {blocks(event.block_ids)}{group}; others still hold {'it' if len(event.block_ids) == 1 else 'them'}."
-    return f"{who} {blocks(event.block_ids)}{group}."
+    if given and not gone:
+        return f"{who} {blocks(given)}{group}; others still hold {'it' if len(given) == 1 else 'them'}."
+    return f"{who} {blocks(given)}{group}."
 
 
-def _freed_rule(event: e.BlocksFreed) -> str:
+def _freed_rule(words: Words, event: e.BlocksFreed) -> str:
     return "R6.6" if event.cause.kind is CauseKind.COPY_QUEUED else "R1.7"
 
 
@@ -117,13 +117,13 @@ def _blocks_skipped(words: Words, event: e.BlocksSkipped) -> str:
     return f"{gone}: {places(event.logical_indices)} {become} null."
 
 
-def _skipped_symbol(event: e.BlocksSkipped) -> str:
-    manager = "MambaManager" if event.cause.kind is CauseKind.STATE_SUPERSEDED else "SingleTypeKVCacheManager"
+def _skipped_symbol(words: Words, event: e.BlocksSkipped) -> str:
+    manager = {"Mamba": "MambaManager", "R-SWA": "RSWAManager"}.get(words.group(event.group_id).label.split()[0], "SingleTypeKVCacheManager")
     return f"{manager}.remove_skipped_blocks"
 
 
-def _skipped_rule(event: e.BlocksSkipped) -> str:
-    return "R3.43" if event.cause.kind is CauseKind.STATE_SUPERSEDED else "R3.2"
+def _skipped_rule(words: Words, event: e.BlocksSkipped) -> str:
+    return "R3.50" if words.group(event.group_id).label.startswith("R-SWA") else "R3.2"
 
 
 def _state_blocks_arranged(words: Words, event: e.StateBlocksArranged) -> str:
@@ -142,11 +142,11 @@ def _copy_queued(words: Words, event: e.CopyQueued) -> str:
     return f"A copy of block {source} is queued{group}: {whose} block {destination} in its place."
 
 
-def _copy_symbol(event: e.CopyQueued) -> str:
+def _copy_symbol(words: Words, event: e.CopyQueued) -> str:
     return "BlockPool.move_block_hashes" if event.cause.kind is CauseKind.OWN_BOUNDARY else "SingleTypeKVCacheManager._apply_cow"
 
 
-def _copy_rule(event: e.CopyQueued) -> str:
+def _copy_rule(words: Words, event: e.CopyQueued) -> str:
     return "R6.5" if event.cause.kind is CauseKind.OWN_BOUNDARY else "R6.4"
 
 
@@ -161,7 +161,7 @@ def _prefix_cache_reset(words: Words, event: e.PrefixCacheReset) -> str:
 
 BLOCK_SENTENCES: dict[str, Sentence] = {
     "trace_started": Sentence(_trace_started, "BlockPool.__init__", "R1.1"),
-    "prefix_lookup": Sentence(_prefix_lookup, "KVCacheManager.get_computed_blocks", lambda event: "R4.4" if event.groups else "R5.1"),
+    "prefix_lookup": Sentence(_prefix_lookup, "KVCacheManager.get_computed_blocks", lambda words, event: "R4.4" if event.groups else "R5.1"),
     "blocks_touched": Sentence(_blocks_touched, "BlockPool.touch", "R1.6"),
     "block_evicted": Sentence(_block_evicted, _evicted_symbol, _evicted_rule),
     "blocks_allocated": Sentence(_blocks_allocated, "BlockPool.get_new_blocks", "R1.5"),

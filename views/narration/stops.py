@@ -59,7 +59,8 @@ def _alignment(words: Words, facts: Facts) -> str:
 
 
 def _window_tail(words: Words, facts: Facts) -> str:
-    return f"the window needs {count(number(facts, 'num_needed'), 'block')} in a row, {number(facts, 'num_found')} found"
+    needed, found = number(facts, "num_needed"), number(facts, "num_found")
+    return f"a run of {count(needed, 'cached block')} is missing{f', {found} found' if found else ''}"
 
 
 def _chunk_start(words: Words, facts: Facts) -> str:

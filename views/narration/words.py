@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from engine.trace.frame import BlockState, Frame, RequestState, TraceHeader
 from views.narration.groups import Group, groups_of, hash_block_size_of
 
+PAGES = "Whole pages move, whatever is in them. All sources are read before any destination is written."
+"""About copies, in every place that tells why there is one (R6.7)."""
+
 MAX_LISTED = 6
 """Longer lists are cut with “… and 12 more”: a sentence must stay readable on one line."""
 

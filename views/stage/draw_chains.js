@@ -4,6 +4,7 @@ const CHAIN_WIDE = 330;
 const CHAIN_WIDE_GROUPS = 400;
 const CHAIN_GAP = 30;
 const CHAIN_ROOT = 52;
+const CHAIN_MOST = 120; // nodes drawn at most
 
 class ChainsPanel {
   constructor(parent) {
@@ -12,16 +13,18 @@ class ChainsPanel {
     this.signature = "";
   }
 
-  draw(recording, frame) {
-    const nodes = frame.chains.map((n) => Object.assign({}, n, { words: this.words(recording, frame, n) }));
-    const now = frame.kind === "block_cached" || frame.kind === "block_evicted" ? frame.now.blocks : [];
-    for (const node of nodes) node.blocks = node.groups.flatMap(([, ids]) => ids);
+  draw(recording, frame, index) {
     this.recording = recording;
-    const signature = JSON.stringify([recording.traceId, nodes, now, this.body.clientWidth]);
+    const nodes = chainNodes(recording, frame, recording.cacheAt(index));
+    const hidden = nodes.length - CHAIN_MOST;
+    if (hidden > 0) nodes.length = CHAIN_MOST;
+    for (const node of nodes) node.words = this.words(recording, frame, node);
+    const now = frame.kind === "block_cached" || frame.kind === "block_evicted" ? frame.now.blocks : [];
+    const signature = JSON.stringify([recording.traceId, nodes, now, hidden, this.body.clientWidth]);
     if (signature === this.signature) return;
     this.signature = signature;
     this.picture.replaceChildren();
-    setAttributes(this.picture, { "aria-label": `Prefix cache: ${plural(nodes.length, "hash")}.` });
+    setAttributes(this.picture, { "aria-label": `Prefix cache: ${nodes.length} ${nodes.length === 1 ? "hash" : "hashes"}${hidden > 0 ? ` and ${hidden} more that are not drawn` : ""}.` });
     const lanes = this.place(nodes);
     const lane = lanes > 1 ? 31 : 40;
     const height = lanes > 1 ? 26 : 32;
@@ -73,11 +76,11 @@ class ChainsPanel {
     return Math.ceil(Math.min(Math.max(CHAIN_NARROW, ...wanted), this.recording.hasGroups ? CHAIN_WIDE_GROUPS : CHAIN_WIDE));
   }
 
-  // The tokens between its parent's end and its own: those of the request that knows the chain, else those in the block's slots.
+  // The tokens that it adds to its parent's: those of the request that knows the chain, else those in the block's slots.
   words(recording, frame, node) {
-    const request = node.tokens && recording.request(frame, node.tokens[0]);
-    if (request) return request.token_ids.slice(node.tokens[1], node.tokens[2]).map((t) => recording.token(t)).join(" ");
-    const block = frame.blocks[node.groups[0][1][0]];
+    const request = node.tokens && recording.request(frame, node.tokens.request);
+    if (request) return request.token_ids.slice(node.tokens.from, node.tokens.to).map((t) => recording.token(t)).join(" ");
+    const block = frame.blocks[node.blocks[0]];
     return block.token_ids.map((_, i) => recording.slot(frame, block, i).text).filter(Boolean).join(" ");
   }
 
@@ -87,7 +90,6 @@ class ChainsPanel {
     const children = new Map();
     for (const node of nodes) {
       node.above = node.parent ? byHash.get(node.parent) || null : null;
-      node.lost = node.lost || (Boolean(node.parent) && !node.above);
       const key = node.above ? node.above.hash : "";
       children.set(key, [...(children.get(key) || []), node]);
     }
@@ -100,4 +102,43 @@ class ChainsPanel {
     for (const root of children.get("") || []) walk(root, 0, lanes++);
     return Math.max(lanes, 1);
   }
+}
+
+// The hashes of the prefix cache, each once, those of requests that still run first. `groups`: [group, block ids] pairs; `parent`: the hash it hangs on;
+// `lost`: what should come before it is not cached; `known`: a request still knows its chain; `tokens`: whose tokens it adds to its parent's, from where to where.
+function chainNodes(recording, frame, cache) {
+  const registered = new Map();
+  for (const [key, ids] of cache) {
+    const at = key.lastIndexOf(":");
+    const digest = key.slice(0, at);
+    if (!registered.has(digest)) registered.set(digest, new Map());
+    registered.get(digest).set(Number(key.slice(at + 1)), ids);
+  }
+  const places = new Map();
+  for (const request of frame.requests) {
+    request.block_hashes.forEach((digest, i) => places.has(digest) || places.set(digest, { request, number: i + 1 }));
+  }
+  const nodes = [...registered].map(([hash, held]) => {
+    const node = { hash, groups: [...held], blocks: [...held.values()].flat(), parent: null, lost: false, known: false, tokens: null, running: false };
+    return places.has(hash) ? Object.assign(node, chainPlace(recording, held, registered, places.get(hash))) : node;
+  });
+  return nodes.length > CHAIN_MOST ? [...nodes.filter((n) => n.running), ...nodes.filter((n) => !n.running)] : nodes;
+}
+
+// Where a hash stands that covers `number` hash units of a request. A recurrent state stands for all tokens before it and needs no other hash; a block of
+// keys and values hangs on the block before it in its group.
+function chainPlace(recording, held, registered, { request, number }) {
+  const unit = recording.header.hash_block_size;
+  const chain = request.block_hashes;
+  let before = number - 1;
+  while (before > 0 && !registered.has(chain[before - 1])) before -= 1;
+  const place = { known: true, running: !request.status.startsWith("FINISHED"), parent: before ? chain[before - 1] : null };
+  const attention = [...held.keys()].filter((g) => !recording.groups[g].is_state);
+  const starts = attention.map((g) => Math.floor(((number - 1) * unit) / recording.span(g)) * (recording.span(g) / unit));
+  const from = attention.length ? Math.max(...starts) : before;
+  place.tokens = { request: request.request_id, from: from * unit, to: number * unit };
+  if (!attention.length) return place;
+  const found = starts.findIndex((start, i) => start === 0 || (registered.get(chain[start - 1]) || new Map()).has(attention[i]));
+  if (found < 0) return Object.assign(place, { lost: true, parent: place.parent || chain[starts[0] - 1] });
+  return Object.assign(place, { parent: starts[found] ? chain[starts[found] - 1] : null });
 }

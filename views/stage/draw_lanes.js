@@ -27,22 +27,25 @@ function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
 // One place of a group's lane, over as many lines as its block has tokens.
 function drawPlace(grid, place, groupId, lines, isNow) {
   const id = place.physical ?? place.ghost;
-  const kind = id === null ? "empty" : place.physical === null ? "ghost" : id === 0 ? "null" : "held";
-  const element = html(grid, "span", { class: `place ${kind}${isNow ? " now" : ""}`, role: "cell", "data-block": id, "data-group": groupId, title: placeTitle(place, groupId) });
+  const kind = id === null ? (place.stop ? "stopped" : "empty") : place.physical === null ? "ghost" : id === 0 ? "null" : "held";
+  const element = html(grid, "span", { class: `place ${kind}${isNow ? " now" : ""}`, role: "cell", "data-block": id ?? (place.stop ? place.stop.block : null), "data-group": groupId, title: placeTitle(place) });
   element.style.gridArea = `${place.logical * lines + 2} / ${groupId + 3} / span ${lines}`;
-  if (id === null) return;
+  if (place.stop) return html(element, "b", {}, place.stop.block === null ? "✕" : String(place.stop.block));
+  if (id === null) return null;
   const head = html(element, "b", {}, id === 0 ? "∅ null" : String(id));
-  if (kind !== "held") return;
+  if (kind !== "held") return element;
   if (place.hashed) html(head, "span", { class: "hash" }, place.partial ? ` #${place.partial.covered}/${place.partial.size}` : " #");
   if (!place.slots) html(element, "small", {}, place.state === null ? "no state" : lines > 1 ? `after ${place.state}` : `@${place.state}`);
   else {
     const bar = html(html(element, "span", { class: "bar-of-slots" }), "i", {});
     bar.style.width = `${(100 * place.filled) / place.slots}%`;
   }
+  return element;
 }
 
-function placeTitle(place, groupId) {
+function placeTitle(place) {
   const logical = `logical block ${place.logical}`;
+  if (place.stop) return `no hit: ${place.stop.words}${place.stop.block === null ? "" : `\nblock ${place.stop.block} has this content`}`;
   if (place.physical === null) return place.ghost === null ? `${logical}: no block yet` : `${logical}: ${place.ghost ? `block ${place.ghost} would be adopted` : "would stay null"}`;
   if (place.physical === 0) return `${logical}: the null block, nothing is kept here`;
   const holds = place.slots ? `${place.filled} of ${place.slots} slots filled` : stateText(place);
@@ -77,15 +80,18 @@ function tokenClass(cell, just) {
 
 function physicalClass(place) {
   const id = place.physical ?? place.ghost;
+  if (place.stop) return "physical none stopped";
   return `physical${id === null || id === 0 ? " none" : place.physical === null ? " ghost" : ""}`;
 }
 
 function physicalText(place) {
   const id = place.physical ?? place.ghost;
+  if (place.stop) return place.stop.block === null ? "✕" : String(place.stop.block);
   return id === null ? "–" : id === 0 ? "∅ null" : String(id);
 }
 
 function physicalTitle(place) {
+  if (place.stop) return `no hit: ${place.stop.words}`;
   return place.physical === null && place.ghost ? "this cached block would be adopted" : place.physical === 0 ? "the null block: nothing is kept here" : "physical block";
 }
 

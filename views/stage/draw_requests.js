@@ -81,10 +81,11 @@ class RequestsPanel {
     return Array.from({ length: count }, (_, logical) => {
       const physical = logical < table.length ? table[logical] : null;
       const ghost = physical === null && found && logical < found.blocks.length ? found.blocks[logical] : null;
+      const stop = found ? found.stops.find(([at]) => at === logical) : null;
       const block = physical === null ? null : frame.blocks[physical];
       const real = block !== null && !block.is_null;
       return {
-        logical, physical, ghost,
+        logical, physical, ghost, stop: physical === null && ghost === null && stop ? { block: stop[1], words: stop[2] } : null,
         filled: real ? block.num_filled : 0,
         slots: recording.groups[groupId].is_state ? 0 : real ? block.token_ids.length : recording.groups[groupId].block_size,
         state: real ? block.num_state_tokens ?? null : null,
@@ -150,16 +151,17 @@ class RequestsPanel {
     const head = html(table, "div", { class: "row titles", role: "row" });
     const state = recording.groups[0].is_state;
     for (const title of ["logical", "", "physical", state ? "state" : "#filled"]) html(head, "span", { role: "columnheader" }, title);
-    const shown = tables[0].filter((place) => place.physical !== null || place.ghost !== null);
+    const shown = tables[0].filter((place) => place.physical !== null || place.ghost !== null || place.stop);
     if (!shown.length) html(table, "p", { class: "muted" }, "No physical block yet: the table is empty.");
     for (const place of shown) {
-      const id = place.physical ?? place.ghost;
+      const id = place.physical ?? place.ghost ?? (place.stop ? place.stop.block : null);
       const line = html(table, "div", { class: `row${now.has(`0/${place.logical}`) ? " now" : ""}`, role: "row", "data-block": id });
       html(line, "span", { class: "logical" }, String(place.logical));
       html(line, "span", { class: "arrow", "aria-hidden": "true" }, "⟶");
       html(line, "span", { class: physicalClass(place), title: physicalTitle(place) }, physicalText(place));
       const fill = html(line, "span", { class: `fill${state || id === 0 || place.physical === null ? " wide" : ""}` });
-      if (id === 0 || place.physical === null) fill.append(id === 0 ? "nothing is kept here" : "found by its hash");
+      if (place.stop) html(fill, "span", { title: place.stop.words }, place.stop.words);
+      else if (id === 0 || place.physical === null) fill.append(id === 0 ? "nothing is kept here" : "found by its hash");
       else if (state) fill.append(stateText(place));
       else for (let i = 0; i < Math.min(place.slots, 16); i += 1) html(fill, "i", { class: i < place.filled ? "on" : "" });
       if (!fill.classList.contains("wide")) html(line, "span", { class: "number" }, `${place.filled} of ${place.slots}`);

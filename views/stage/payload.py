@@ -1,7 +1,7 @@
 """What the stage needs to draw a trace, as plain JSON-ready data. Pure: no Streamlit, no engine but its traces.
 
-Neighbouring frames share what did not change, so distinct block and request states, worker rows and prefix chains stand once in a table and frames hold
-indices into it. The first frame of a portion has all of its blocks and its whole free queue; a later one only what is different from the frame before.
+Neighbouring frames share what did not change, so distinct block and request states and worker rows stand once in a table and frames hold indices into it. The
+first frame of a portion has all of its blocks, its free queue and its prefix cache; a later one only what is different from the frame before.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from engine.trace.events import AttentionComputed, PrefixLookup, SlotsMapped, kind_of
+from engine.trace.events import AttentionComputed, GroupLookup, PrefixLookup, SlotsMapped, kind_of
 from engine.trace.frame import BlockState, Frame, RequestState, Trace, TraceHeader, WorkerRow
 from views.narration import narrate
-from views.narration.groups import Group, groups_of
+from views.narration.groups import Group, groups_of, hash_block_size_of
 from views.narration.sentences import agreement
 from views.narration.stops import stop_words
 from views.narration.words import Words, listed
-from views.stage.chains import Chains
+from views.stage.changes import cache_changes, changed_blocks, queue_change, whole_cache
 from views.stage.moves import copies_under_way, moves_of, next_copies
 
 PAYLOAD_VERSION = 1
@@ -45,7 +45,6 @@ def build_payload(trace: Trace, *, start: int = 0) -> dict[str, Any]:
         "blocks": portion.blocks.rows,
         "requests": portion.requests.rows,
         "rows": portion.rows.rows,
-        "chains": portion.chains.tables,
         "frames": sent,
     }
 
@@ -92,6 +91,7 @@ def _header(trace: Trace) -> dict[str, Any]:
         "model": model,
         "backend": str(header.backend.get("name", "none")),
         "block_size": int(config.get("block_size") or 1),
+        "hash_block_size": hash_block_size_of(header),
         "num_blocks": num_blocks,
         "groups": [{"label": g.label, "title": g.title, "block_size": g.block_size, "is_state": g.is_state} for g in groups],
         "ranks": ranks,
@@ -112,11 +112,9 @@ class _Portion:
 
     def __init__(self, header: TraceHeader, frames: list[Frame], start: int) -> None:
         self.blocks, self.requests, self.rows = _Table(), _Table(), _Table()
-        self.chains = Chains(header)
         self._header, self._frames, self._start = header, frames, start
         self._agreed = _agreement_before(frames, start)
         self._copies = copies_under_way(frames, start)
-        self._queue: list[int] = []
 
     def frame(self, index: int) -> dict[str, Any]:
         frame, previous = self._frames[index], self._frames[index - 1] if index else None
@@ -143,7 +141,6 @@ class _Portion:
             "copies": self._copies,
             "slots": _slots(event),
             "lookup": _lookup(self._header, frame, previous) if isinstance(event, PrefixLookup) else None,
-            "chains": self.chains.index(frame, previous),
             "agreed": self._agreed,
             "counters": _plain(frame.counters),
         }
@@ -151,34 +148,17 @@ class _Portion:
         return sent
 
     def _pool(self, frame: Frame, previous: Frame | None) -> dict[str, Any]:
-        """Blocks and queue: whole without a `previous` frame, else `changed` as [block id, index] pairs and `queue_splice` as [from, removed, *inserted]."""
+        """Blocks, free queue and prefix cache: whole without a `previous` frame, else only what changed."""
         if previous is None:
-            self._queue = list(frame.free_queue)
-            return {"blocks": [self.blocks.index(b) for b in frame.blocks], "queue": self._queue}
+            return {"blocks": [self.blocks.index(b) for b in frame.blocks], "queue": list(frame.free_queue), "cache": whole_cache(frame.hash_map)}
         different: dict[str, Any] = {}
-        if frame.blocks is not previous.blocks:
-            pairs = zip(frame.blocks, previous.blocks, strict=True)
-            changed = [[block_id, self.blocks.index(b)] for block_id, (b, old) in enumerate(pairs) if b is not old and b != old]
-            if changed:
-                different["changed"] = changed
-        if frame.free_queue is not previous.free_queue:
-            queue = list(frame.free_queue)
-            if queue != self._queue:
-                different["queue_splice"] = splice(self._queue, queue)
-                self._queue = queue
+        if blocks := changed_blocks(frame, previous):
+            different["changed"] = [[block.block_id, self.blocks.index(block)] for block in blocks]
+        if queue := queue_change(frame, previous):
+            different["queue_change"] = queue
+        if cache := cache_changes(frame, previous):
+            different["cache_changes"] = cache
         return different
-
-
-def splice(old: list[int], new: list[int]) -> list[int]:
-    """What makes `new` of `old`: [from, number removed, *inserted], the smallest such stretch."""
-    first = 0
-    shorter = min(len(old), len(new))
-    while first < shorter and old[first] == new[first]:
-        first += 1
-    last = 0
-    while last < shorter - first and old[-1 - last] == new[-1 - last]:
-        last += 1
-    return [first, len(old) - last - first, *new[first : len(new) - last]]
 
 
 def _slots(event: Any) -> dict[str, Any] | None:
@@ -189,24 +169,24 @@ def _slots(event: Any) -> dict[str, Any] | None:
 
 
 def _lookup(header: TraceHeader, frame: Frame, previous: Frame | None) -> dict[str, Any] | None:
-    """What a lookup found in each group, logical block by logical block, and why no more."""
+    """What a lookup found in each group, logical block by logical block, why no more, and what lies behind: `stops` as [logical index, block id, reason]."""
     event = frame.event
     if not isinstance(event, PrefixLookup):
         return None
     words = Words(header, frame, previous)
-    stopped = [
-        {"group": g.group_id, "tokens": g.num_hit_tokens, "blocks": list(g.block_ids), "stop": stop_words(words, g.cause), "at": _stop_index(g.cause.facts)}
-        for g in event.groups
+    num_null = -(-event.num_hit_tokens // words.block_size(0)) - len(event.hit_block_ids)  # `hit_block_ids` leaves null blocks out, and they come first
+    alone = GroupLookup(0, event.num_hit_tokens, [*[0] * num_null, *event.hit_block_ids], event.cause, event.stops)
+    groups = [
+        {
+            "group": g.group_id,
+            "tokens": g.num_hit_tokens,
+            "blocks": list(g.block_ids),
+            "stop": stop_words(words, g.cause),
+            "stops": [[s.logical_index, s.block_id, stop_words(words, s.cause)] for s in g.stops],
+        }
+        for g in event.groups or [alone]
     ]
-    if not stopped:
-        stop, at = stop_words(words, event.cause), _stop_index(event.cause.facts)
-        stopped = [{"group": 0, "tokens": event.num_hit_tokens, "blocks": list(event.hit_block_ids), "stop": stop, "at": at}]
-    return {"request": event.request_id, "tokens": event.num_hit_tokens, "junction": event.junction, "groups": stopped}
-
-
-def _stop_index(facts: Any) -> int | None:
-    index = facts.get("logical_index")
-    return index if isinstance(index, int) else None
+    return {"request": event.request_id, "tokens": event.num_hit_tokens, "junction": event.junction, "groups": groups}
 
 
 def _agreement_before(frames: list[Frame], start: int) -> str | None:

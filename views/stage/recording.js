@@ -1,4 +1,6 @@
 // The frames that the stage holds. They arrive in portions; stepping among them never asks the server.
+const FRAMES_PER_CACHE = 40; // between two frames that hold the whole prefix cache
+
 class Recording {
   constructor() {
     this.clear(null);
@@ -37,15 +39,33 @@ class Recording {
     if (sent.blocks) frame.blocks = sent.blocks.map((i) => data.blocks[i]);
     else frame.blocks = sent.changed ? before.blocks.slice() : before.blocks;
     for (const [id, index] of sent.changed || []) frame.blocks[id] = data.blocks[index];
-    if (!sent.queue) frame.queue = sent.queue_splice ? before.queue.slice() : before.queue;
-    if (sent.queue_splice) frame.queue.splice(...sent.queue_splice);
+    const moved = sent.queue_change;
+    if (moved) frame.queue = [...moved.head, ...(moved.out.length ? before.queue.filter((id) => !moved.out.includes(id)) : before.queue), ...moved.tail];
+    else if (!sent.queue) frame.queue = before.queue;
     frame.requests = sent.requests.map((i) => data.requests[i]);
     frame.rows = sent.rows.map((i) => data.rows[i]);
-    frame.chains = data.chains[sent.chains];
     for (const request of frame.requests) {
       if (!this.requestOrder.includes(request.request_id)) this.requestOrder.push(request.request_id);
     }
     return frame;
+  }
+
+  // The prefix cache at a frame: key -> block ids, in order of insertion. Made from the nearest frame that has all of it; every so often one more gets it.
+  cacheAt(index) {
+    let from = index;
+    while (!this.frames[from].cache) from -= 1;
+    let cache = this.frames[from].cache;
+    if (!(cache instanceof Map)) cache = this.frames[from].cache = new Map(cache);
+    if (from === index) return cache;
+    const made = new Map(cache);
+    for (let at = from + 1; at <= index; at += 1) {
+      for (const [key, ids] of this.frames[at].cache_changes || []) {
+        if (ids.length) made.set(key, ids);
+        else made.delete(key);
+      }
+    }
+    if (index - from >= FRAMES_PER_CACHE) this.frames[index].cache = made;
+    return made;
   }
 
   get last() {

@@ -129,7 +129,7 @@ class Stage {
     this.queue.draw(recording, frame);
     this.events.draw(recording, this.index);
     this.slots.draw(recording, this.index);
-    this.chains.draw(recording, frame);
+    this.chains.draw(recording, frame, this.index);
     this.light(this.lit ?? this.pinned);
   }
 

@@ -40,9 +40,10 @@ def window_run() -> Trace:
     m.finish("A")
     m.arrive("B", 14)
     m.begin_step()
+    behind = [e.BlockStop(3, Cause(CauseKind.NOT_USED, {"logical_index": 3}), 8)]
     found = [
         e.GroupLookup(FULL, 12, [1, 2, 3], Cause(CauseKind.LAST_TOKEN_RULE, {"logical_index": 3, "max_hit_tokens": 13})),
-        e.GroupLookup(WINDOW, 12, [0, 6, 7], Cause(CauseKind.BLOCK_NOT_FULL, {"logical_index": 3, "num_filled": 2, "block_size": 4})),
+        e.GroupLookup(WINDOW, 12, [0, 6, 7], Cause(CauseKind.BLOCK_NOT_FULL, {"logical_index": 3, "num_filled": 2, "block_size": 4}), behind),
     ]
     m.emit(
         "schedule",

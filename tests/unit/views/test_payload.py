@@ -11,76 +11,87 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.core.output import SamplingParams
+from engine.session import GroupConfig, RequestSpec, Session, SessionConfig
 from engine.trace.events import Cause, CauseKind, EngineFailed, kind_of
 from engine.trace.frame import Trace
-from tests.unit.views.handmade import HASHES, TEXTS, figure_6
+from tests.unit.views.handmade import TEXTS, figure_6
 from tests.unit.views.sample_traces import copy_run, state_run, window_run
 from views.narration import narrate
-from views.stage.payload import build_payload, splice
+from views.stage.payload import build_payload
 
 
 def plain(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value))
 
 
-def chains(payload: dict[str, Any], sent: dict[str, Any]) -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = payload["chains"][sent["chains"]]
-    return nodes
-
-
 def frame_of(payload: dict[str, Any], kind: str, nth: int = 0) -> dict[str, Any]:
     return [f for f in payload["frames"] if f["kind"] == kind][nth]
 
 
-def unfold(payload: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
-    """Block indices and free queue of every frame, as the browser puts them together: the first frame is whole, the others tell what changed."""
+Unfolded = tuple[list[int], list[int], dict[str, list[int]]]
+
+
+def unfold(payload: dict[str, Any]) -> list[Unfolded]:
+    """Block indices, free queue and prefix cache of every frame, as the browser puts them together: the first frame is whole, the others tell what changed."""
     blocks: list[int] = []
     queue: list[int] = []
+    cache: dict[str, list[int]] = {}
     frames = []
     for sent in payload["frames"]:
-        blocks, queue = list(sent.get("blocks", blocks)), list(sent.get("queue", queue))
+        blocks, queue, cache = list(sent.get("blocks", blocks)), list(sent.get("queue", queue)), dict(sent.get("cache", cache))
         for block_id, index in sent.get("changed", []):
             blocks[block_id] = index
-        if "queue_splice" in sent:
-            first, removed, *inserted = sent["queue_splice"]
-            queue[first : first + removed] = inserted
-        frames.append((blocks, queue))
+        if moved := sent.get("queue_change"):
+            queue = [*moved["head"], *(b for b in queue if b not in moved["out"]), *moved["tail"]]
+        for key, ids in sent.get("cache_changes", []):
+            cache.pop(key, None) if not ids else cache.update({key: ids})
+        frames.append((blocks, queue, cache))
     return frames
 
 
-@pytest.mark.parametrize("run", [figure_6, window_run, copy_run, state_run])
+def session_run() -> Trace:
+    """A recorded run with two groups, evictions and a queue that is taken from and given to at both ends."""
+    sampling = SamplingParams(max_tokens=6, forced_token_ids=(7, 8, 9, 10, 11, 12))
+    groups = (GroupConfig("full"), GroupConfig("sliding_window", sliding_window=8))
+    requests = [RequestSpec(f"R{i}", tuple(range(14)) if i % 2 else tuple(range(40, 55)), sampling, arrival_step=1 + 3 * i) for i in range(4)]
+    return Session(SessionConfig(num_blocks=17, block_size=4, kv_cache_groups=groups), tuple(requests), model_name="none", vocabulary=str).run_to_end()
+
+
+@pytest.mark.parametrize("run", [figure_6, window_run, copy_run, state_run, session_run])
 @pytest.mark.parametrize("start", [0, 1, 7, 10_000])
 def test_indices_lead_back_to_the_states_of_every_frame(run: Callable[[], Trace], start: int) -> None:
     trace = run()
     payload = build_payload(trace, start=start)
     assert payload["start"] == min(start, len(trace.frames))
     assert len(payload["frames"]) == len(trace.frames) - payload["start"]
-    for frame, sent, (blocks, queue) in zip(trace.frames[start:], payload["frames"], unfold(payload), strict=True):
-        assert [payload["blocks"][i] for i in blocks] == plain(frame.blocks)
+    for frame, sent, (blocks, queue, cache) in zip(trace.frames[start:], payload["frames"], unfold(payload), strict=True):
+        assert [payload["blocks"][i] for i in blocks] == plain(tuple(frame.blocks))
         assert queue == list(frame.free_queue)
-        assert [payload["requests"][i] for i in sent["requests"]] == plain(frame.requests)
+        assert list(cache.items()) == [(key, list(ids)) for key, ids in frame.hash_map]
+        assert [payload["requests"][i] for i in sent["requests"]] == plain(tuple(frame.requests))
         assert [payload["rows"][i] for i in sent["rows"]] == plain(frame.rows)
         assert (sent["seq"], sent["step"], sent["op"], sent["op_index"]) == (frame.seq, frame.step, frame.op, frame.op_index)
         assert sent["kind"] == kind_of(frame.event)
 
 
-def test_a_frame_sends_only_what_changed() -> None:
-    frames = build_payload(window_run())["frames"]
-    assert "blocks" in frames[0]
-    assert "queue" in frames[0]
-    assert all("blocks" not in f and "queue" not in f for f in frames[1:])
+@pytest.mark.parametrize("run", [window_run, session_run])
+def test_a_frame_sends_only_what_changed(run: Callable[[], Trace]) -> None:
+    frames = build_payload(run())["frames"]
+    assert {"blocks", "queue", "cache"} <= frames[0].keys()
+    assert all(not {"blocks", "queue", "cache"} & f.keys() for f in frames[1:])
     lookup = next(f for f in frames if f["kind"] == "prefix_lookup")
-    assert "changed" not in lookup
-    assert "queue_splice" not in lookup
+    assert not {"changed", "queue_change", "cache_changes"} & lookup.keys()
     skipped = next(f for f in frames if f["kind"] == "blocks_skipped")
-    assert sorted(block_id for block_id, _ in skipped["changed"]) == [5, 6]
-    assert skipped["queue_splice"] == [15, 0, 6, 5]  # R3.22: 6 before 5, both to the tail
+    assert sorted(block_id for block_id, _ in skipped["changed"]) == sorted(skipped["now"]["blocks"])
+    assert skipped["queue_change"] == {"out": [], "head": [], "tail": skipped["now"]["joined_queue"]}  # R3.22: the higher index first, all hashed
 
 
-@pytest.mark.parametrize(("old", "new"), [([1, 2, 3], [1, 2, 3]), ([1, 2, 3], [2, 3]), ([2, 3], [9, 2, 3, 8]), ([], [4]), ([4, 4], [4]), ([1, 2], [3, 4, 5])])
-def test_a_splice_makes_one_queue_of_the_other(old: list[int], new: list[int]) -> None:
-    first, removed, *inserted = splice(old, new)
-    assert [*old[:first], *inserted, *old[first + removed :]] == new
+def test_recorded_and_hand_made_sequences_give_the_same_payload() -> None:
+    trace = session_run()
+    plain = [msgspec.structs.replace(f, blocks=tuple(f.blocks), free_queue=tuple(f.free_queue), hash_map=tuple(f.hash_map)) for f in trace.frames]
+    shared, tuples = build_payload(trace), build_payload(Trace(trace.header, plain, trace.complete))
+    assert unfold(shared) == unfold(tuples)
 
 
 def test_states_that_did_not_change_are_sent_once() -> None:
@@ -107,9 +118,9 @@ def test_it_is_plain_json_and_small() -> None:
 def test_portions_are_the_whole_in_pieces() -> None:
     trace = figure_6()
     whole, tail = build_payload(trace), build_payload(trace, start=9)
-    plain = ("say", "now", "slots", "lookup", "copies", "agreed", "counters")
-    assert [[f[k] for k in plain] for f in tail["frames"]] == [[f[k] for k in plain] for f in whole["frames"][9:]]
-    assert [chains(tail, f) for f in tail["frames"]] == [chains(whole, f) for f in whole["frames"][9:]]
+    plain = ("say", "now", "slots", "lookup", "copies", "agreed", "counters", "cache_changes", "queue_change")
+    assert [[f.get(k) for k in plain] for f in tail["frames"][1:]] == [[f.get(k) for k in plain] for f in whole["frames"][10:]]
+    assert unfold(tail)[0][1:] == unfold(whole)[9][1:]
 
 
 @pytest.mark.parametrize("start", range(26, 54, 3))
@@ -146,43 +157,6 @@ def test_slots_of_figure_6_are_those_of_the_paper() -> None:
     assert [frame_of(payload, "slots_mapped", n)["slots"]["slots"] for n in range(3)] == [[28, 29, 30, 31, 4, 5, 6], [7], [12]]
 
 
-def test_chains_know_their_parents_and_their_blocks() -> None:
-    payload = build_payload(figure_6())
-    assert chains(payload, frame_of(payload, "blocks_freed")) == [
-        {"hash": HASHES[0], "groups": [[0, [7]]], "parent": None, "lost": False, "known": True, "tokens": ["A", 0, 4]},
-        {"hash": HASHES[1], "groups": [[0, [1]]], "parent": HASHES[0], "lost": False, "known": True, "tokens": ["A", 4, 8]},
-    ]
-
-
-def test_one_hash_stands_for_the_blocks_of_all_groups() -> None:
-    """R1.10: the key is the hash with the group's number, so the groups of one prefix share a hash and nothing else."""
-    payload = build_payload(window_run())
-    nodes = chains(payload, payload["frames"][-1])
-    assert [n["groups"] for n in nodes] == [[[0, [1]], [1, [5]]], [[0, [2]], [1, [6]]], [[0, [3]], [1, [7]]], [[0, [4]], [1, [8]]]]
-    assert [n["parent"] for n in nodes] == [None, *(n["hash"] for n in nodes[:-1])]
-
-
-def test_a_hash_inside_a_block_hangs_on_the_block_before() -> None:
-    """R6.3: A@12 of blocks of 8 tokens follows A@8; it covers 4 tokens more."""
-    payload = build_payload(copy_run())
-    whole, part = chains(payload, payload["frames"][-1])
-    assert (part["parent"], part["lost"], part["tokens"]) == (whole["hash"], False, ["A", 8, 12])
-
-
-def test_a_chain_with_a_hole_says_so_but_a_state_needs_nothing_before_it() -> None:
-    trace = window_run()
-    frame = trace.frames[-1]
-    left = tuple(entry for entry in frame.hash_map if not entry[0].startswith(frame.hash_map[1][0].split(":")[0]))
-    trace.frames.append(msgspec.structs.replace(frame, hash_map=left))
-    payload = build_payload(trace)
-    first, after, last = chains(payload, payload["frames"][-1])
-    assert (after["lost"], after["parent"]) == (True, first["hash"])
-    assert (last["lost"], last["parent"]) == (False, after["hash"])
-    states = build_payload(state_run())
-    (state,) = chains(states, states["frames"][-1])
-    assert (state["lost"], state["parent"], state["tokens"]) == (False, None, ["A", 0, 8])
-
-
 def test_a_copy_is_under_way_from_queueing_to_copying() -> None:
     """R6.4 to R6.7, with the blocks of the recorded run T20."""
     frames = build_payload(copy_run())["frames"]
@@ -199,10 +173,21 @@ def test_a_lookup_is_sent_group_by_group_with_the_reason_for_its_end() -> None:
     assert lookup == {
         "request": "B", "tokens": 12, "junction": 0,
         "groups": [
-            {"group": 0, "tokens": 12, "blocks": [1, 2, 3], "stop": "one token must be computed", "at": 3},
-            {"group": 1, "tokens": 12, "blocks": [0, 6, 7], "stop": "logical block 3 has only 2 of 4 tokens", "at": 3},
+            {"group": 0, "tokens": 12, "blocks": [1, 2, 3], "stop": "one token must be computed", "stops": []},
+            {"group": 1, "tokens": 12, "blocks": [0, 6, 7], "stop": "logical block 3 has only 2 of 4 tokens",
+             "stops": [[3, 8, "cached, but no hit can end behind it"]]},
         ],
     }  # fmt: skip
+
+
+def test_a_window_alone_is_found_from_its_null_places_on() -> None:
+    """The event names the blocks that would be adopted; the places before them, which stay null, follow from the number of tokens (R3.20)."""
+    sampling = SamplingParams(max_tokens=2, forced_token_ids=(7, 8))
+    config = SessionConfig(num_blocks=17, block_size=4, kv_cache_groups=(GroupConfig("sliding_window", sliding_window=5),))
+    requests = tuple(RequestSpec(name, tuple(range(14)), sampling, arrival_step=step) for name, step in (("A", 1), ("B", 4)))
+    payload = build_payload(Session(config, requests, model_name="none", vocabulary=str).run_to_end())
+    (found,) = frame_of(payload, "prefix_lookup", 1)["lookup"]["groups"]
+    assert (found["tokens"], found["blocks"]) == (12, [0, 0, 3])
 
 
 def test_the_header_names_the_groups() -> None:
