@@ -121,17 +121,18 @@ class BlockPool:
         appended: list[KVCacheBlock] = []
         still_referenced: list[KVCacheBlock] = []
         enable_caching = self.enable_caching
+        null_block = self.null_block
         for block in ordered_blocks:
-            ref_cnt = block.ref_cnt = block.ref_cnt - 1
-            if ref_cnt > 0:
-                still_referenced.append(block)
-            elif block.is_null:
+            if block is null_block:
                 continue
-            elif not ref_cnt:
+            ref_cnt = block.ref_cnt = block.ref_cnt - 1
+            if not ref_cnt:
                 if enable_caching and block.block_hash is None:
                     prepended.append(block)
                 else:
                     appended.append(block)
+            elif ref_cnt > 0:
+                still_referenced.append(block)
             elif self.strict:
                 for undone in (*prepended, *appended, *still_referenced, block):
                     undone.ref_cnt += 1

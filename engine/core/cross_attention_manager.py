@@ -19,10 +19,15 @@ class CrossAttentionManager(SingleTypeKVCacheManager):
 
     holds_encoder_output: ClassVar[bool] = True
 
-    def add_local_computed_blocks(self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> None:
+    def add_local_computed_blocks(
+        self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], num_computed_tokens: int, num_external_computed_tokens: int = 0
+    ) -> None:
         """Nothing to adopt."""
         if new_computed_blocks:
             raise EngineError(f"request {request_id} cannot adopt cross-attention blocks: they belong to one request")
+
+    def allocate_external_computed_blocks(self, request_id: str, num_computed_tokens: int, num_external_computed_tokens: int) -> None:
+        """Nothing: no connector brings encoder states."""
 
     def cache_blocks(self, request: Request, num_tokens: int, retention_interval: int | None = None) -> None:
         """Raises EngineError: encoder states are not cached."""

@@ -104,6 +104,7 @@ class KVCacheCoordinator(ABC):
         num_tokens_main_model: int,
         num_encoder_tokens: int = 0,
         apply_admission_cap: bool = False,
+        num_external_computed_tokens: int = 0,
     ) -> int:
         """Sum over the groups (R3.3); cross attention counts the encoder's tokens instead. `apply_admission_cap`: bounded per group by R3.4."""
         total = 0
@@ -111,17 +112,24 @@ class KVCacheCoordinator(ABC):
             if manager.holds_encoder_output:
                 total += manager.get_num_blocks_to_allocate(request_id, num_encoder_tokens, (), 0, num_encoder_tokens, apply_admission_cap)
             else:
-                total += manager.get_num_blocks_to_allocate(request_id, num_tokens, hit, num_computed_tokens, num_tokens_main_model, apply_admission_cap)
+                total += manager.get_num_blocks_to_allocate(
+                    request_id, num_tokens, hit, num_computed_tokens, num_tokens_main_model, apply_admission_cap, num_external_computed_tokens
+                )
         return total
 
     # ------------------------------------------------------------------ passing on
-    def add_local_computed_blocks(self, request_id: str, new_computed_blocks: Blocks, num_computed_tokens: int) -> None:
-        """Adopt the hits of all groups before any group allocates, so that none takes another's hit (R5.3 e). Raises EngineError, changing nothing, for a
-        request that runs already."""
+    def allocate_new_computed_blocks(
+        self, request_id: str, new_computed_blocks: Blocks, num_computed_tokens: int, num_external_computed_tokens: int = 0
+    ) -> None:
+        """Adopt the hits of all groups before any group allocates, so that none takes another's hit, then make room for what a KV connector brings (R5.3 e).
+        Raises EngineError, changing nothing, for a request that runs already."""
         if any(request_id in manager.num_cached_block for manager in self.single_type_managers):
             raise EngineError(f"request {request_id} runs already and cannot adopt further blocks")
         for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
-            manager.add_local_computed_blocks(request_id, hit, num_computed_tokens)
+            manager.add_local_computed_blocks(request_id, hit, num_computed_tokens, num_external_computed_tokens)
+        if num_external_computed_tokens:
+            for manager in self.single_type_managers:
+                manager.allocate_external_computed_blocks(request_id, num_computed_tokens, num_external_computed_tokens)
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int, num_encoder_tokens: int = 0) -> tuple[list[KVCacheBlock], ...]:
         """New blocks per group so that `num_tokens` slots exist (R5.3 f)."""
@@ -193,6 +201,15 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
         if settings.hash_block_size != self.block_size:
             raise InvalidInput(f"hash_block_size is {settings.hash_block_size}, but a single KV-cache group is hashed at its own block size, {self.block_size}")
         self.single_type_managers[0].use_eagle = 0 in self.eagle_group_ids
+        if settings.compat is None:
+            self._check_spec(spec)
+
+    def _check_spec(self, spec: KVCacheSpec) -> None:
+        """Default mode only: what would fail at the first lookup is refused."""
+        if isinstance(spec, ChunkedLocalAttentionSpec) and self.eagle_group_ids:
+            raise InvalidInput("chunked local attention cannot serve a draft head: leave use_eagle out, or choose another attention type")
+        if isinstance(spec, ChunkedLocalAttentionSpec | SlidingWindowSpec) and self.settings.dcp_world_size > 1:
+            raise InvalidInput(f"context parallelism cannot split {spec.kind}: set dcp_world_size to 1, or choose another attention type")
 
     @property
     def cache_hit_alignment_tokens(self) -> int:

@@ -146,19 +146,22 @@ class KVCacheManager:
         new_computed_blocks: KVCacheBlocks | None = None,
         num_lookahead_tokens: int = 0,
         *,
+        num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
         num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
         has_scheduled_reqs: bool = True,
     ) -> KVCacheBlocks | None:
-        """Slots for `num_new_tokens` tokens behind the computed and hit ones, in the order of R5.3. Returns only the new blocks, or None when it
-        does not fit; then no table, reference or hash has changed (except blocks outside a window, released all the same).
+        """Slots for `num_new_tokens` tokens behind the computed and hit ones and those that a KV connector brings (`num_external_computed_tokens`), in the
+        order of R5.3. Returns only the new blocks, or None when it does not fit; then no table, reference or hash has changed (except blocks outside a
+        window, released all the same).
 
         Full blocks are registered here, before the model has run (S9). Raises ValueError when there is nothing to allocate for, and InvalidInput for a
-        request that is over; both change nothing. vLLM: KVCacheManager.allocate_slots; here: no tokens from a KV connector.
+        request that is over; both change nothing. vLLM: KVCacheManager.allocate_slots.
         """
-        if num_new_tokens <= 0 and (self.compat is None or num_new_tokens == 0):
+        num_external = num_external_computed_tokens
+        if num_new_tokens <= 0 and not num_external and (self.compat is None or num_new_tokens == 0):
             raise ValueError(f"num_new_tokens is {num_new_tokens}: there is nothing to allocate for")
         request_id = request.request_id
         coordinator = self.coordinator
@@ -166,7 +169,7 @@ class KVCacheManager:
             raise InvalidInput(f"request {request_id!r} is over ({request.status.name}), so it gets no more blocks: add a new request")
         hit = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
         num_computed_tokens = request.num_computed_tokens + num_new_computed_tokens
-        total_computed_tokens = min(num_computed_tokens, self.max_model_len)
+        total_computed_tokens = min(num_computed_tokens + num_external, self.max_model_len)
         num_watermark = 0
         if self.watermark_blocks and has_scheduled_reqs and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
             num_watermark = self.watermark_blocks
@@ -175,7 +178,7 @@ class KVCacheManager:
         if full_sequence_must_fit:
             num_tokens = min(request.num_tokens, self.max_model_len)
             num_required = coordinator.get_num_blocks_to_allocate(
-                request_id, num_tokens, hit, total_computed_tokens, num_tokens, num_encoder_tokens, apply_admission_cap=True
+                request_id, num_tokens, hit, total_computed_tokens, num_tokens, num_encoder_tokens, True, num_external
             )
             if num_required + num_watermark > queue.num_free_blocks:
                 self._refuse(request, num_new_tokens, hit, True, num_required, num_watermark, 0)
@@ -184,13 +187,15 @@ class KVCacheManager:
         num_tokens = total_computed_tokens + num_new_tokens
         num_slots = min(num_tokens + num_lookahead_tokens, self.max_model_len)
         coordinator.remove_skipped_blocks(request_id, max(0, total_computed_tokens - request.num_in_flight_tokens), request.num_prompt_tokens)
-        num_required = coordinator.get_num_blocks_to_allocate(request_id, num_slots, hit, num_computed_tokens, num_tokens, num_encoder_tokens)
+        num_required = coordinator.get_num_blocks_to_allocate(
+            request_id, num_slots, hit, num_computed_tokens + num_external, num_tokens, num_encoder_tokens, False, num_external
+        )
         if num_required + num_watermark > queue.num_free_blocks - reserved_blocks:
             self._refuse(request, num_new_tokens, hit, False, num_required, num_watermark, reserved_blocks)
             return None
 
-        if hit is not self.empty_kv_cache_blocks.blocks:
-            coordinator.add_local_computed_blocks(request_id, hit, num_computed_tokens)
+        if num_external or hit is not self.empty_kv_cache_blocks.blocks:
+            coordinator.allocate_new_computed_blocks(request_id, hit, num_computed_tokens, num_external)
         new_blocks = coordinator.allocate_new_blocks(request_id, num_slots, num_tokens, num_encoder_tokens)
         if self.enable_caching and not delay_cache_blocks:
             coordinator.cache_blocks(request, min(num_tokens, request.num_tokens))

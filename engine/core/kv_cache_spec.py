@@ -148,13 +148,14 @@ class MambaSpec(KVCacheSpec):
     """One block holds one recurrent state, whatever its `block_size`, which only says at which positions states are kept.
 
     `mamba_cache_mode`: ``all`` keeps a state per block, ``align`` those at which prefill chunks end, ``none`` one per request (R3.40 to R3.44).
-    `num_speculative_blocks`: further states for draft tokens. `shapes`: of the state's tensors, elements. Raises InvalidInput for another mode or a negative
-    number. vLLM: MambaSpec; here: the width of the data type instead of torch dtypes."""
+    `num_speculative_blocks`: further states for draft tokens. `page_size_padded`: bytes, to be as large as other groups' pages. `shapes`: of the state's
+    tensors, elements. Raises InvalidInput for another mode or a negative number. vLLM: MambaSpec; here: the width of the data type instead of torch dtypes."""
 
     shapes: tuple[tuple[int, ...], ...] = ((1,),)
     dtype_bytes: int = 4
     mamba_cache_mode: str = "none"
     num_speculative_blocks: int = 0
+    page_size_padded: int | None = None
     kind: ClassVar[str] = "mamba"
 
     def __post_init__(self) -> None:
@@ -167,7 +168,7 @@ class MambaSpec(KVCacheSpec):
     @property
     def page_size_bytes(self) -> int:
         """One state in one layer, the same for any block size."""
-        return sum(prod(shape) for shape in self.shapes) * self.dtype_bytes
+        return self.page_size_padded or sum(prod(shape) for shape in self.shapes) * self.dtype_bytes
 
 
 @dataclass(frozen=True)

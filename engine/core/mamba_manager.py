@@ -83,6 +83,7 @@ class MambaManager(SingleTypeKVCacheManager):
         num_computed_tokens: int,
         num_tokens_main_model: int,
         apply_admission_cap: bool = False,
+        num_external_computed_tokens: int = 0,
     ) -> int:
         """More than the pool has while the hit state is not written; otherwise as for attention with the blocks for draft tokens on top, or in mode
         ``align`` one running state and those (R3.41 to R3.43)."""
@@ -91,11 +92,17 @@ class MambaManager(SingleTypeKVCacheManager):
         if self.mamba_cache_mode != "align":
             num_tokens += self.block_size * self.num_speculative_blocks
             return super().get_num_blocks_to_allocate(
-                request_id, num_tokens, new_computed_blocks, num_computed_tokens, num_tokens_main_model, apply_admission_cap
+                request_id,
+                num_tokens,
+                new_computed_blocks,
+                num_computed_tokens,
+                num_tokens_main_model,
+                apply_admission_cap,
+                num_external_computed_tokens,
             )
         num_required = -(-num_tokens_main_model // self.block_size) + self.num_speculative_blocks
         num_new = num_required - len(new_computed_blocks) - len(self.get_table(request_id))
-        ends_inside = bool(new_computed_blocks) and num_computed_tokens % self.block_size != 0
+        ends_inside = bool(new_computed_blocks) and (num_computed_tokens - num_external_computed_tokens) % self.block_size != 0
         needs_copy = ends_inside or request_id in self._partial_hits
         if needs_copy:
             num_new = max(num_new, 0) + 1

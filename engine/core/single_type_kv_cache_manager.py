@@ -78,9 +78,10 @@ class SingleTypeKVCacheManager(ABC):
         num_computed_tokens: int,
         num_tokens_main_model: int,
         apply_admission_cap: bool = False,
+        num_external_computed_tokens: int = 0,
     ) -> int:
         """By how much the free queue gets shorter when `num_tokens` slots are to exist: new blocks, hit blocks that nobody uses, and one more when the hit
-        ends inside a block (R3.3). `num_computed_tokens` counts the hit; `num_tokens_main_model` leaves out draft tokens.
+        ends inside a block (R3.3). `num_computed_tokens` counts the hit and what a KV connector brings; `num_tokens_main_model` leaves out draft tokens.
 
         Raises EngineError for a hit of a request that runs already."""
         num_required = -(-num_tokens // self.block_size)
@@ -97,7 +98,7 @@ class SingleTypeKVCacheManager(ABC):
         if not new_computed_blocks:
             return num_new
         num_evictable = self.get_num_evictable_blocks(new_computed_blocks[max(0, num_skipped - num_held) :])
-        return num_new + num_evictable + (num_computed_tokens % self.block_size != 0)
+        return num_new + num_evictable + ((num_computed_tokens - num_external_computed_tokens) % self.block_size != 0)
 
     @staticmethod
     def get_num_evictable_blocks(blocks: Sequence[KVCacheBlock]) -> int:
@@ -105,12 +106,15 @@ class SingleTypeKVCacheManager(ABC):
         return sum([1 for block in blocks if block.ref_cnt == 0 and not block.is_null])
 
     # ------------------------------------------------------------------ taking
-    def add_local_computed_blocks(self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> None:
-        """Adopt a new request's hit blocks: touch those that attention will still read, put null blocks for the others, set the frontier (R3.5)."""
+    def add_local_computed_blocks(
+        self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], num_computed_tokens: int, num_external_computed_tokens: int = 0
+    ) -> None:
+        """Adopt a new request's hit blocks: touch those that attention will still read, put null blocks for the others, set the frontier (R3.5).
+        `num_computed_tokens`: the hit; `num_external_computed_tokens`: what a KV connector brings behind it."""
         table = self.req_to_blocks.setdefault(request_id, [])
         if table:
             raise EngineError(f"request {request_id} has blocks, so it cannot adopt others before them")
-        num_skipped = max(self.get_num_skipped_tokens(num_computed_tokens) // self.block_size, 0)
+        num_skipped = max(self.get_num_skipped_tokens(num_computed_tokens + num_external_computed_tokens) // self.block_size, 0)
         adopted = new_computed_blocks[num_skipped:]
         left_free_queue = [block.block_id for block in adopted if block.ref_cnt == 0 and not block.is_null] if self._emit is not None else []
         self.block_pool.touch(adopted)
@@ -133,6 +137,16 @@ class SingleTypeKVCacheManager(ABC):
                     num_cached_block=self.num_cached_block[request_id],
                 )
             )
+
+    def allocate_external_computed_blocks(self, request_id: str, num_computed_tokens: int, num_external_computed_tokens: int) -> None:
+        """Blocks for the tokens that a KV connector brings, as far as attention will read them. The hits of all groups are adopted before (R5.3 e)."""
+        total = num_computed_tokens + num_external_computed_tokens
+        num_skipped = self.get_num_skipped_tokens(total)
+        if min(total - max(num_skipped, 0), num_external_computed_tokens) <= 0:
+            return
+        table = self.req_to_blocks.setdefault(request_id, [])
+        num_required = -(-total // self.block_size)
+        self._append_new_blocks(request_id, table, num_required - len(table), total, num_required)
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
         """Append blocks to the request's table until it has `num_tokens` slots; before that, redirect a hit that ends inside a block to a private copy
