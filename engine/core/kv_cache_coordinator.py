@@ -14,7 +14,7 @@ from math import gcd, lcm
 from engine.core.block_hash import BlockHash
 from engine.core.block_pool import BlockPool
 from engine.core.kv_cache_block import KVCacheBlock
-from engine.core.kv_cache_spec import AttentionSpec, KVCacheConfig, MambaSpec, SlidingWindowSpec
+from engine.core.kv_cache_spec import AttentionSpec, ChunkedLocalAttentionSpec, KVCacheConfig, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from engine.core.manager_registry import get_manager_for_kv_cache_spec
 from engine.core.request import Request
 from engine.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
