@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from engine.trace.frame import BlockState, Frame, RequestState, TraceHeader
 from views.narration.groups import Group, groups_of, hash_block_size_of
@@ -21,9 +22,17 @@ class Words:
         self.header = header
         self.frame = frame
         self.previous = previous
-        self.groups = groups_of(header)
-        self.hash_block_size = hash_block_size_of(header)
         self.num_ranks = int(header.config.get("decode_context_parallel_size") or 1)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The KV-cache groups of the run."""
+        return groups_of(self.header)
+
+    @cached_property
+    def hash_block_size(self) -> int:
+        """Tokens per prefix hash."""
+        return hash_block_size_of(self.header)
 
     def group(self, group_id: object) -> Group:
         """A KV-cache group of the run; the first one for an event that belongs to none."""

@@ -117,9 +117,10 @@ class Cell {
 
   drawSlots(recording, block, slots) {
     if (this.kind !== slots.length) this.makeSlots(recording, slots.length);
-    const covered = recording.partialHash(block);
     slots.forEach((content, offset) => this.drawSlot(this.slots[offset], content));
-    this.drawCover(covered);
+    const partial = recording.partialHash(block);
+    const whole = this.shape.form === "squares" && block.block_hashes.length ? slots.length : 0;
+    this.drawCover(partial ? partial.covered : whole);
     if (this.shape.form !== "line") return;
     const text = slots.map((s) => s.text).filter(Boolean).join(" ");
     this.line.textContent = fitText(text, this.shape.width - 2 * this.shape.inset, 11, 500);
@@ -171,10 +172,9 @@ class Cell {
     });
   }
 
-  // A violet line under the slots that a hash covers, when it ends inside the block.
-  drawCover(partial) {
-    const parts = partial ? this.slots.slice(0, partial.covered) : [];
-    setAttributes(this.cover, { d: parts.map((p) => `M${p.left} ${p.bottom - 1}h${p.outer}`).join("") });
+  // A violet line under the slots that a hash covers.
+  drawCover(covered) {
+    setAttributes(this.cover, { d: this.slots.slice(0, covered).map((p) => `M${p.left} ${p.bottom - 1}h${p.outer}`).join("") });
   }
 }
 
@@ -189,12 +189,12 @@ function isPinnedForCopy(block) {
   return block.pins.some((pin) => pin.includes("copy"));
 }
 
-// “#”, or “#4/8” when the hash ends inside the block; “+1” for every further hash of the block.
+// “#”, or “#4/8” when the hash ends inside the block, and “+1” for every further hash. The smallest cells have no room: a violet line says it.
 function hashMark(recording, block, form) {
-  if (!block.block_hashes.length) return "";
+  if (!block.block_hashes.length || form === "squares") return "";
   const partial = recording.partialHash(block);
   const more = block.block_hashes.length > 1 && form === "words" ? `+${block.block_hashes.length - 1}` : "";
-  return partial && form !== "squares" ? `#${partial.covered}/${partial.size}${more}` : `#${more}`;
+  return partial ? `#${partial.covered}/${partial.size}${more}` : `#${more}`;
 }
 
 // What to say beside a block's number, the longest first.

@@ -1,7 +1,7 @@
 // The prefix cache as what it is, chains of hashes: every node is one hash with its blocks in each group, its parent the hash of what comes before.
 const CHAIN_NARROW = 180;
 const CHAIN_WIDE = 330;
-const CHAIN_WIDE_GROUPS = 400;
+const CHAIN_WIDER = 90; // for every further group
 const CHAIN_GAP = 30;
 const CHAIN_ROOT = 52;
 const CHAIN_MOST = 120; // nodes drawn at most
@@ -73,7 +73,7 @@ class ChainsPanel {
   // One width for all nodes, wide enough for the longest words if that is reasonable.
   nodeWidth(nodes) {
     const wanted = nodes.map((n) => 74 + measure(n.words, `500 12.5px ${fontFamily}`) + 18 + measure(this.where(n), `600 12.5px ${fontFamily}`) + 10);
-    return Math.ceil(Math.min(Math.max(CHAIN_NARROW, ...wanted), this.recording.hasGroups ? CHAIN_WIDE_GROUPS : CHAIN_WIDE));
+    return Math.ceil(Math.min(Math.max(CHAIN_NARROW, ...wanted), CHAIN_WIDE + (this.recording.groups.length - 1) * CHAIN_WIDER));
   }
 
   // The tokens that it adds to its parent's: those of the request that knows the chain, else those in the block's slots.

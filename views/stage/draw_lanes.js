@@ -123,7 +123,7 @@ function drawWorkerRow(parent, recording, request, row, isNow) {
   const line = html(parent, "p", { class: `worker-row${isNow ? " now" : ""}`, title: "The block table on the worker. It is told of new blocks only: where the manager has null by now, it keeps the old block." });
   html(line, "span", { class: "muted" }, `worker row ${row.row} `);
   row.block_ids.forEach((ids, groupId) => {
-    const part = html(line, "span", { class: "worker-ids", "data-group": groupId });
+    const part = html(line, "span", { class: `worker-ids${ids.length <= 12 ? " few" : ""}`, "data-group": groupId });
     if (recording.hasGroups) html(part, "span", { class: "muted" }, `${recording.groups[groupId].label} `);
     if (!ids.length) html(part, "span", { class: "muted" }, "–");
     ids.forEach((id, i) => {

@@ -40,12 +40,14 @@ class QueuePanel {
     setAttributes(this.picture, { width });
     const room = width - QUEUE_LEFT - 34;
     const queue = frame.queue;
-    const fits = Math.max(Math.floor(room / 42), 3);
+    const widest = measure(`${frame.blocks.length - 1}#`, `700 12.5px ${fontFamily}`) + 6;
+    const least = Math.max(26, Math.ceil(widest));
+    const fits = Math.max(Math.floor(room / (least + 16)), 3);
     const tailShown = queue.length > fits ? 3 : 0;
     const headShown = queue.length > fits ? Math.max(fits - 4, 1) : queue.length;
     const places = Math.min(queue.length, fits);
     const pitch = Math.min(84, room / Math.max(places, 1));
-    const nodeWidth = Math.max(Math.min(56, pitch - 22), 26);
+    const nodeWidth = Math.max(Math.min(56, pitch - 22), least);
     const place = new Map();
     queue.forEach((id, i) => {
       if (i < headShown) place.set(id, i);
@@ -63,7 +65,7 @@ class QueuePanel {
       const block = frame.blocks[id];
       const lowered = leaving >= 0 && leaving < 6;
       setAttributes(node.box, { width: nodeWidth });
-      setAttributes(node.text, { x: nodeWidth / 2, style: nodeWidth < 34 ? "font-size:12.5px" : null });
+      setAttributes(node.text, { x: nodeWidth / 2, style: nodeWidth < 40 ? "font-size:12.5px" : null });
       node.hash.textContent = block.block_hashes.length ? "#" : "";
       node.group.classList.toggle("now", joined.has(id) || leaving >= 0);
       node.group.classList.toggle("gone", at === undefined && !lowered);

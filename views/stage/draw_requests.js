@@ -22,8 +22,25 @@ class RequestsPanel {
       this.cards.delete(id);
       if (seen.has(id)) this.drawCard(recording, frame, previous, recording.request(frame, id), compact);
     }
+    this.show(frame.request);
     if (!this.empty) this.empty = html(this.body, "p", { class: "muted" }, "No request has arrived yet.");
     this.empty.style.display = frame.requests.length ? "none" : "";
+  }
+
+  // When the requests do not fit, bring the one that the event is about into view.
+  show(requestId) {
+    const card = this.cards.get(requestId);
+    const { body } = this;
+    if (!card || body.scrollHeight <= body.clientHeight + 4) return;
+    const target = card.element.offsetHeight > body.clientHeight ? card.element.querySelector(".now") || card.element : card.element;
+    const top = body.scrollTop + (target.getBoundingClientRect().top - body.getBoundingClientRect().top) / this.zoom();
+    const bottom = top + target.offsetHeight;
+    if (bottom > body.scrollTop + body.clientHeight) body.scrollTop = Math.min(bottom - body.clientHeight, top);
+    if (top < body.scrollTop) body.scrollTop = top;
+  }
+
+  zoom() {
+    return this.body.offsetHeight ? this.body.getBoundingClientRect().height / this.body.offsetHeight : 1;
   }
 
   drawCard(recording, frame, previous, request, compact) {
@@ -44,10 +61,11 @@ class RequestsPanel {
     if (signature === card.signature) return;
     card.signature = signature;
     card.element.replaceChildren();
-    card.element.className = `request${compact ? " compact" : ""}`;
+    const finished = request.status.startsWith("FINISHED");
+    card.element.className = `request${compact ? " compact" : ""}${finished ? " finished" : ""}`;
     card.element.style.setProperty("--owner", requestColour(recording, request.request_id));
     this.drawHead(card.element, request);
-    if (request.status.startsWith("FINISHED")) return this.drawText(card.element, recording, request);
+    if (finished) return this.drawText(card.element, recording, request);
     const view = { recording, request, tables, tokens, now, just };
     if (recording.hasGroups) drawLanes(card.element, view);
     else if (compact) this.drawRows(card.element, view);
@@ -56,7 +74,7 @@ class RequestsPanel {
       this.drawTable(card.element, view);
     }
     if (lookup) drawLookup(card.element, recording, lookup);
-    if (row) drawWorkerRow(card.element, recording, request, row, written);
+    if (row && (recording.hasGroups || !compact || recording.groups[0].label !== "full")) drawWorkerRow(card.element, recording, request, row, written);
   }
 
   // The places of the request's tables that this event changed, as “group/logical block”.
@@ -178,7 +196,7 @@ class RequestsPanel {
       html(line, "span", { class: "arrow", "aria-hidden": "true" }, "→");
       html(line, "span", { class: physicalClass(place), title: physicalTitle(place) }, physicalText(place).replace(" null", ""));
       drawCells(line, tokens.slice(place.logical * span, (place.logical + 1) * span), span);
-      html(line, "span", { class: "number", title: "#filled" }, place.slots && id !== 0 ? `${place.filled}/${place.slots}` : "");
+      html(line, "span", { class: "number", title: "#filled" }, place.slots && id !== 0 && place.ghost === null ? `${place.filled}/${place.slots}` : "");
       html(line, "span", { class: "hash", title: hashTitle(place) }, place.hashed ? "#" : "");
     }
   }

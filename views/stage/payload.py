@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.trace.events import AttentionComputed, GroupLookup, PrefixLookup, SlotsMapped, kind_of
-from engine.trace.frame import BlockState, Frame, RequestState, Trace, TraceHeader, WorkerRow
+from engine.trace.frame import BlockState, Counters, Frame, RequestState, Trace, TraceHeader, WorkerRow
 from views.narration import narrate
 from views.narration.groups import Group, groups_of, hash_block_size_of
 from views.narration.sentences import agreement
@@ -58,17 +58,45 @@ class _Table:
         self._by_value: dict[Hashable, int] = {}
         self._kept: list[object] = []
 
-    def index(self, value: BlockState | RequestState | WorkerRow, row: dict[str, Any] | None = None) -> int:
+    def index(self, value: BlockState | RequestState | WorkerRow) -> int:
         known = self._by_id.get(id(value))
         if known is not None:
             return known
         index = self._by_value.get(value)
         if index is None:
             index = self._by_value[value] = len(self.rows)
-            self.rows.append(row if row is not None else _plain(value))
+            self.rows.append(self._row(value, index))
         self._by_id[id(value)] = index
         self._kept.append(value)  # an id is only unique while its object lives
         return index
+
+    def _row(self, value: Any, index: int) -> dict[str, Any]:
+        row: dict[str, Any] = _plain(value)
+        return row
+
+
+class _RequestTable(_Table):
+    """Requests change a little at a time while their lists grow: a row after the first of a request names an earlier row as its `base` and holds only what
+    differs; a list that became longer stands under `more`, without its beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def _row(self, value: Any, index: int) -> dict[str, Any]:
+        whole: dict[str, Any] = _plain(value)
+        base, before = self._last.get(value.request_id, (None, {}))
+        self._last[value.request_id] = (index, whole)
+        if base is None:
+            return whole
+        row: dict[str, Any] = {"base": base, "more": {}}
+        for name, new in whole.items():
+            old = before[name]
+            if name in ("token_ids", "block_hashes") and len(new) > len(old) and new[: len(old)] == old:
+                row["more"][name] = new[len(old) :]
+            elif new != old:
+                row[name] = new
+        return row
 
 
 def _plain(value: Any) -> Any:
@@ -111,10 +139,12 @@ class _Portion:
     """The frames of one portion, made in order: each remembers the one before."""
 
     def __init__(self, header: TraceHeader, frames: list[Frame], start: int) -> None:
-        self.blocks, self.requests, self.rows = _Table(), _Table(), _Table()
+        self.blocks, self.requests, self.rows = _Table(), _RequestTable(), _Table()
         self._header, self._frames, self._start = header, frames, start
         self._agreed = _agreement_before(frames, start)
         self._copies = copies_under_way(frames, start)
+        self._counters_of: Counters | None = None
+        self._sent: dict[str, Any] = {}
 
     def frame(self, index: int) -> dict[str, Any]:
         frame, previous = self._frames[index], self._frames[index - 1] if index else None
@@ -123,7 +153,7 @@ class _Portion:
             self._agreed = agreement(event) or self._agreed
         self._copies = next_copies(self._copies, event)
         said = narrate(self._header, frame, previous)
-        sent: dict[str, Any] = {
+        return {
             "seq": frame.seq,
             "step": frame.step,
             "op": frame.op,
@@ -131,21 +161,30 @@ class _Portion:
             "kind": said.kind,
             "request": event.request_id,
             "group": event.group_id,
-            "forced": event.cause.kind.value == "forced",
             "say": {"text": said.text, "why": said.why, "symbol": said.symbol, "rule": said.rule},
+            "now": moves_of(event),
+            "slots": _slots(event),
+            "lookup": _lookup(self._header, frame, previous) if isinstance(event, PrefixLookup) else None,
+            **self._standing(frame),
+            **self._pool(frame, previous if index > self._start else None),
+        }
+
+    def _standing(self, frame: Frame) -> dict[str, Any]:
+        """What often stays as it is; only what differs from the frame sent before is in the result."""
+        standing = {
             "requests": [self.requests.index(r) for r in frame.requests],
             "rows": [self.rows.index(r) for r in frame.rows],
             "running": list(frame.running),
             "waiting": list(frame.waiting),
-            "now": moves_of(event),
             "copies": self._copies,
-            "slots": _slots(event),
-            "lookup": _lookup(self._header, frame, previous) if isinstance(event, PrefixLookup) else None,
             "agreed": self._agreed,
-            "counters": _plain(frame.counters),
         }
-        sent.update(self._pool(frame, previous if index > self._start else None))
-        return sent
+        if self._counters_of is not frame.counters and self._counters_of != frame.counters:
+            standing["counters"] = _plain(frame.counters)
+        self._counters_of = frame.counters
+        different = {name: value for name, value in standing.items() if name not in self._sent or self._sent[name] != value}
+        self._sent.update(different)
+        return different
 
     def _pool(self, frame: Frame, previous: Frame | None) -> dict[str, Any]:
         """Blocks, free queue and prefix cache: whole without a `previous` frame, else only what changed."""

@@ -1,6 +1,8 @@
 // The frames that the stage holds. They arrive in portions; stepping among them never asks the server.
 const FRAMES_PER_CACHE = 40; // between two frames that hold the whole prefix cache
 
+const STANDING = ["requests", "rows", "running", "waiting", "copies", "agreed", "counters"]; // not sent where they are as in the frame before
+
 class Recording {
   constructor() {
     this.clear(null);
@@ -25,7 +27,8 @@ class Recording {
     this.notes = data.notes || {};
     Object.assign(this.vocabulary, data.vocabulary);
     if (data.start <= before) {
-      for (const sent of data.frames.slice(before - data.start)) this.frames.push(this.resolve(sent, data, this.frames[this.last]));
+      const requests = wholeRows(data.requests);
+      for (const sent of data.frames.slice(before - data.start)) this.frames.push(this.resolve(sent, data, requests, this.frames[this.last]));
     }
     const grew = this.frames.length !== before || fresh || this.complete !== data.complete;
     this.complete = data.complete;
@@ -34,16 +37,17 @@ class Recording {
   }
 
   // A frame as it was sent, with states instead of indices. What is not sent is as in the frame before; frames share it, nothing changes it.
-  resolve(sent, data, before) {
+  resolve(sent, data, requests, before) {
     const frame = Object.assign({}, sent);
+    for (const name of STANDING) if (!(name in sent)) frame[name] = before[name];
     if (sent.blocks) frame.blocks = sent.blocks.map((i) => data.blocks[i]);
     else frame.blocks = sent.changed ? before.blocks.slice() : before.blocks;
     for (const [id, index] of sent.changed || []) frame.blocks[id] = data.blocks[index];
     const moved = sent.queue_change;
     if (moved) frame.queue = [...moved.head, ...(moved.out.length ? before.queue.filter((id) => !moved.out.includes(id)) : before.queue), ...moved.tail];
     else if (!sent.queue) frame.queue = before.queue;
-    frame.requests = sent.requests.map((i) => data.requests[i]);
-    frame.rows = sent.rows.map((i) => data.rows[i]);
+    if (sent.requests) frame.requests = sent.requests.map((i) => requests[i]);
+    if (sent.rows) frame.rows = sent.rows.map((i) => data.rows[i]);
     for (const request of frame.requests) {
       if (!this.requestOrder.includes(request.request_id)) this.requestOrder.push(request.request_id);
     }
@@ -164,4 +168,16 @@ class Recording {
     while (index > 0 && key(frames[index]) === key(frames[from])) index -= 1;
     return index;
   }
+}
+
+// The rows of requests put together from their bases, which come before them, and what differs.
+function wholeRows(rows) {
+  const whole = [];
+  for (const row of rows) {
+    const { base, more, ...own } = row;
+    const made = base === undefined ? row : Object.assign({}, whole[base], own);
+    for (const name in more || {}) made[name] = whole[base][name].concat(more[name]);
+    whole.push(made);
+  }
+  return whole;
 }

@@ -58,6 +58,21 @@ def session_run() -> Trace:
     return Session(SessionConfig(num_blocks=17, block_size=4, kv_cache_groups=groups), tuple(requests), model_name="none", vocabulary=str).run_to_end()
 
 
+def standing(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """What stays until it is sent anew, for every frame; requests and rows as states instead of indices."""
+    requests: list[dict[str, Any]] = []
+    for row in payload["requests"]:
+        more = row.get("more", {})
+        whole = {**(requests[row["base"]] if "base" in row else {}), **{k: v for k, v in row.items() if k not in ("base", "more")}}
+        requests.append({**whole, **{name: whole[name] + tail for name, tail in more.items()}})
+    kept: dict[str, Any] = {}
+    frames = []
+    for sent in payload["frames"]:
+        kept.update({name: sent[name] for name in ("requests", "rows", "running", "waiting", "copies", "agreed", "counters") if name in sent})
+        frames.append({**kept, "requests": [requests[i] for i in kept["requests"]], "rows": [payload["rows"][i] for i in kept["rows"]]})
+    return frames
+
+
 @pytest.mark.parametrize("run", [figure_6, window_run, copy_run, state_run, session_run])
 @pytest.mark.parametrize("start", [0, 1, 7, 10_000])
 def test_indices_lead_back_to_the_states_of_every_frame(run: Callable[[], Trace], start: int) -> None:
@@ -65,12 +80,13 @@ def test_indices_lead_back_to_the_states_of_every_frame(run: Callable[[], Trace]
     payload = build_payload(trace, start=start)
     assert payload["start"] == min(start, len(trace.frames))
     assert len(payload["frames"]) == len(trace.frames) - payload["start"]
-    for frame, sent, (blocks, queue, cache) in zip(trace.frames[start:], payload["frames"], unfold(payload), strict=True):
+    for frame, sent, (blocks, queue, cache), kept in zip(trace.frames[start:], payload["frames"], unfold(payload), standing(payload), strict=True):
         assert [payload["blocks"][i] for i in blocks] == plain(tuple(frame.blocks))
         assert queue == list(frame.free_queue)
         assert list(cache.items()) == [(key, list(ids)) for key, ids in frame.hash_map]
-        assert [payload["requests"][i] for i in sent["requests"]] == plain(tuple(frame.requests))
-        assert [payload["rows"][i] for i in sent["rows"]] == plain(frame.rows)
+        assert kept["requests"] == plain(tuple(frame.requests))
+        assert kept["rows"] == plain(frame.rows)
+        assert (kept["running"], kept["waiting"], kept["counters"]) == (list(frame.running), list(frame.waiting), plain(frame.counters))
         assert (sent["seq"], sent["step"], sent["op"], sent["op_index"]) == (frame.seq, frame.step, frame.op, frame.op_index)
         assert sent["kind"] == kind_of(frame.event)
 
@@ -118,15 +134,16 @@ def test_it_is_plain_json_and_small() -> None:
 def test_portions_are_the_whole_in_pieces() -> None:
     trace = figure_6()
     whole, tail = build_payload(trace), build_payload(trace, start=9)
-    plain = ("say", "now", "slots", "lookup", "copies", "agreed", "counters", "cache_changes", "queue_change")
-    assert [[f.get(k) for k in plain] for f in tail["frames"][1:]] == [[f.get(k) for k in plain] for f in whole["frames"][10:]]
+    names = ("say", "now", "slots", "lookup", "cache_changes", "queue_change")
+    assert [[f.get(k) for k in names] for f in tail["frames"][1:]] == [[f.get(k) for k in names] for f in whole["frames"][10:]]
+    assert standing(tail) == standing(whole)[9:]
     assert unfold(tail)[0][1:] == unfold(whole)[9][1:]
 
 
 @pytest.mark.parametrize("start", range(26, 54, 3))
 def test_a_portion_that_begins_between_queueing_and_copying_knows_the_copies(start: int) -> None:
     whole, tail = build_payload(copy_run()), build_payload(copy_run(), start=start)
-    assert [f["copies"] for f in tail["frames"]] == [f["copies"] for f in whole["frames"][start:]]
+    assert [f["copies"] for f in standing(tail)] == [f["copies"] for f in standing(whole)[start:]]
 
 
 def test_each_frame_carries_its_own_narration() -> None:
@@ -137,10 +154,12 @@ def test_each_frame_carries_its_own_narration() -> None:
 
 
 def test_a_badge_for_the_kernel_appears_only_after_a_comparison() -> None:
-    frames = build_payload(figure_6())["frames"]
+    payload = build_payload(figure_6())
+    frames = payload["frames"]
     first = next(i for i, f in enumerate(frames) if f["kind"] == "attention_computed")
-    assert all(f["agreed"] is None for f in frames[:first])
-    assert all(f["agreed"] == "kernel = reference within 10⁻⁶ (layer 0)" for f in frames[first:])
+    kept = standing(payload)
+    assert all(f["agreed"] is None for f in kept[:first])
+    assert all(f["agreed"] == "kernel = reference within 10⁻⁶ (layer 0)" for f in kept[first:])
 
 
 def test_what_moved_is_told_with_its_origin_and_its_destination() -> None:
@@ -159,7 +178,8 @@ def test_slots_of_figure_6_are_those_of_the_paper() -> None:
 
 def test_a_copy_is_under_way_from_queueing_to_copying() -> None:
     """R6.4 to R6.7, with the blocks of the recorded run T20."""
-    frames = build_payload(copy_run())["frames"]
+    payload = build_payload(copy_run())
+    frames = [{**sent, **kept} for sent, kept in zip(payload["frames"], standing(payload), strict=True)]
     assert [f["copies"] for f in frames if f["kind"] == "copy_queued"] == [[[4, 5]], [[3, 6]], [[3, 6], [5, 7]]]
     assert [f["copies"] for f in frames if f["kind"] == "blocks_freed"] == [[[4, 5]], [[3, 6], [5, 7]]]  # let go, but not copied yet (R6.6)
     done = [f for f in frames if f["kind"] == "blocks_copied"]
