@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from engine.trace.codec import load
 from engine.trace.events import EngineFailed
 from scenarios import load_scenario
 from scenarios.__main__ import main
+from scenarios.loader import library_files
 from tests.scenarios.conftest import WordTokenizer
 from tests.scenarios.test_bad_input import GOOD
 
@@ -37,7 +39,8 @@ def variant(good: str, old: str, new: str) -> str:
 def test_list_names_every_scene(capsys: Capture) -> None:
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    assert "figure-6-v1        vllm    Figure 6 as vLLM V1 does it\n" in out
+    assert re.search(r"^figure-6-v1 +vllm    Figure 6 as vLLM V1 does it$", out, re.MULTILINE)
+    assert all(re.search(rf"^{re.escape(scene)} ", out, re.MULTILINE) for scene in library_files())
     assert "Kwon et al. 2023, Figure 7" in out
 
 
