@@ -121,8 +121,10 @@ def where_freed(event: Any) -> str:
 
 def _prepared(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.BlocksFreed):
-        return "Blocks without a hash are put at the head in the order in which they are freed, so this order is what the scene will take."
-    return "A scene may choose the order of the free queue before the first request; from then on the engine alone decides."
+        return (
+            "Blocks without a hash go to the head and hashed ones to the tail, each in the order in which they are freed: that is how the scene arranges them."
+        )
+    return "A scene may arrange the free queue before a step; from then on the engine alone decides."
 
 
 def _outside_window(words: Words, event: Any, facts: Facts) -> str:

@@ -76,10 +76,9 @@ def _chunked_at_junction(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _state_not_written(words: Words, event: Any, facts: Facts) -> str:
-    return (
-        f"It could go on from the state after {count(number(facts, 'num_hit_tokens'), 'token')}. That is registered already, but another request computes it "
-        "in this very step, so it can be read from the next step on."
-    )
+    tokens = number(facts, "num_hit_tokens")
+    which = f"the state after {count(tokens, 'token')}" if tokens else "a state"
+    return f"It could go on from {which} that is registered already, but another request computes it in this very step: it can be read from the next step on."
 
 
 def _fcfs_head(words: Words, event: Any, facts: Facts) -> str:

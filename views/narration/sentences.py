@@ -6,7 +6,7 @@ from engine.trace import events as e
 from engine.trace.events import CauseKind
 from views.narration.sentence import Sentence
 from views.narration.sentences_blocks import BLOCK_SENTENCES
-from views.narration.words import Words, blocks, count, listed, power_of_ten, slots
+from views.narration.words import MAX_LISTED, Words, blocks, count, listed, power_of_ten, slots
 
 
 def _request_added(words: Words, event: e.RequestAdded) -> str:
@@ -92,7 +92,8 @@ def _kv_written(words: Words, event: e.KVWritten) -> str:
     whose = f"{words.token(event.token_ids[0])}" if len(event.slots) == 1 else count(len(event.slots), "token")
     if event.backend == "none":
         count_as = f"{'counts' if len(event.slots) == 1 else 'count'} as filled{words.for_group(event.group_id)}"
-        return f"{slots(event.slots).capitalize()} {count_as}: {words.tokens(event.token_ids)}."
+        tokens = f": {words.tokens(event.token_ids)}" if len(event.token_ids) <= MAX_LISTED + 2 else ""
+        return f"{slots(event.slots).capitalize()} {count_as}{tokens}."
     return f"Keys and values of {whose} → {slots(event.slots)}{words.for_group(event.group_id)}."
 
 

@@ -27,6 +27,8 @@ def _prefix_lookup(words: Words, event: e.PrefixLookup) -> str:
 
 
 def _blocks_touched(words: Words, event: e.BlocksTouched) -> str:
+    if event.cause.kind is CauseKind.PREPARED or event.request_id is None:
+        return f"The scenario takes hold of {blocks(event.block_ids)}, to lay the queue out anew."
     adopted, group = real(event.block_ids), words.for_group(event.group_id)
     num_null = event.num_null_blocks + len(event.block_ids) - len(adopted)
     if not adopted:
@@ -96,7 +98,9 @@ def _skipped_caching_rule(words: Words, event: e.CachingSkipped) -> str:
 
 def _blocks_freed(words: Words, event: e.BlocksFreed) -> str:
     if event.cause.kind is CauseKind.PREPARED:
-        return f"The free queue is laid out: {listed(event.prepended)} come first."
+        first = f"{listed(event.prepended)} come first" if event.prepended else ""
+        last = f"{listed(event.appended)} come last" if event.appended else ""
+        return f"The free queue is laid out: {'; '.join(part for part in (first, last) if part) or 'it stays as it is'}."
     if event.cause.kind is CauseKind.COPY_QUEUED:
         return f"What was held for the copies is let go: {blocks(event.block_ids)}."
     given, gone = real(event.block_ids), [*event.prepended, *event.appended]

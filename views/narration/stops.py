@@ -24,6 +24,11 @@ def stop_words(words: Words, cause: Cause) -> str:
     return say(words, cause.facts) if say else ""
 
 
+def stop_words_at(words: Words, cause: Cause, index: int) -> str:
+    """The phrase for one logical block, where its number stands beside it."""
+    return stop_words(words, cause).removeprefix(f"logical block {index} ").removeprefix("is ").removeprefix("was ")
+
+
 def _not_cached(words: Words, facts: Facts) -> str:
     return f"logical block {number(facts, 'logical_index')} is not cached"
 

@@ -108,14 +108,17 @@ def blocks(block_ids: Sequence[int]) -> str:
 
 def slots(numbers: Sequence[int]) -> str:
     """“slot 12”, “slots 28 to 31”, “slots 28 to 31 and 4 to 6”: runs of neighbours are joined."""
+    return f"{'slot' if len(numbers) == 1 else 'slots'} {listed(_runs(numbers))}"
+
+
+def _runs(numbers: Sequence[int]) -> list[str]:
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    texts = [str(a) if a == b else f"{a} to {b}" for a, b in runs]
-    return f"{'slot' if len(numbers) == 1 else 'slots'} {listed(texts)}"
+    return [str(a) if a == b else f"{a} to {b}" for a, b in runs]
 
 
 def real(block_ids: Iterable[int]) -> list[int]:
@@ -124,10 +127,17 @@ def real(block_ids: Iterable[int]) -> list[int]:
 
 
 def places(indices: Sequence[int]) -> str:
-    """“logical block 3”, “logical blocks 0 and 1”."""
+    """“logical block 3”, “logical blocks 0 to 4”: in ascending order, runs of neighbours joined."""
     if not indices:
         return "no logical block"
-    return f"logical block {indices[0]}" if len(indices) == 1 else f"logical blocks {listed(indices)}"
+    runs = _runs(sorted(indices))
+    pairs = [run.replace(" to ", " and ") if _is_pair(run) else run for run in runs]
+    return f"logical block {runs[0]}" if len(indices) == 1 else f"logical blocks {listed(pairs)}"
+
+
+def _is_pair(run: str) -> bool:
+    first, _, last = run.partition(" to ")
+    return bool(last) and int(last) == int(first) + 1
 
 
 def power_of_ten(value: float) -> str:

@@ -3,6 +3,7 @@ const QUEUE_TOP = 6;
 const QUEUE_LOWER = 56;
 const QUEUE_LEFT = 46;
 const NODE_HEIGHT = 32;
+const STORY_ROOM = 270; // pixels for the words beside what left the queue
 
 class QueuePanel {
   constructor(parent) {
@@ -56,6 +57,7 @@ class QueuePanel {
     const joined = new Set(frame.now.joined_queue);
     const left = frame.now.left_queue;
     const x = (i) => QUEUE_LEFT + i * pitch;
+    const shown = Math.min(left.length, Math.max(Math.floor((width - QUEUE_LEFT - STORY_ROOM) / (nodeWidth + 8)), 1), 6); // the others are counted in words
     for (let id = 1; id < frame.blocks.length; id += 1) {
       const known = this.nodes.has(id);
       const at = place.get(id);
@@ -63,7 +65,7 @@ class QueuePanel {
       if (!known && at === undefined && leaving < 0) continue;
       const node = this.node(id);
       const block = frame.blocks[id];
-      const lowered = leaving >= 0 && leaving < 6;
+      const lowered = leaving >= 0 && leaving < shown;
       setAttributes(node.box, { width: nodeWidth });
       setAttributes(node.text, { x: nodeWidth / 2, style: nodeWidth < 40 ? "font-size:12.5px" : null });
       node.hash.textContent = block.block_hashes.length ? "#" : "";
@@ -78,7 +80,7 @@ class QueuePanel {
     this.tail.style.display = queue.length ? "" : "none";
     setAttributes(this.tail, { x: QUEUE_LEFT + (places - 1) * pitch + nodeWidth + 8 });
     this.empty.style.display = queue.length ? "none" : "";
-    this.drawStory(frame, left, nodeWidth, width);
+    this.drawStory(frame, left, shown, nodeWidth, width);
     setAttributes(this.picture, { "aria-label": `Free queue from head to tail: ${queue.slice(0, 40).join(", ") || "empty"}.` });
   }
 
@@ -102,10 +104,9 @@ class QueuePanel {
     setAttributes(this.more, { x: x(Math.max(hiddenAt, 0)) + nodeWidth / 2 });
   }
 
-  drawStory(frame, left, nodeWidth, width) {
-    const shown = Math.min(left.length, 6);
+  drawStory(frame, left, shown, nodeWidth, width) {
     const start = shown ? QUEUE_LEFT + shown * (nodeWidth + 8) + 4 : QUEUE_LEFT;
-    const hidden = left.length > shown ? `and ${left.length - shown} more, ` : "";
+    const hidden = left.length > shown ? `and ${left.length - shown} more ` : "";
     const text = frame.now.queue_text ? hidden + frame.now.queue_text : "";
     this.story.textContent = fitText(text, width - start, 13, 500);
     hint(this.story, text);

@@ -16,7 +16,7 @@ from engine.trace.frame import BlockState, Counters, Frame, RequestState, Trace,
 from views.narration import narrate
 from views.narration.groups import Group, groups_of, hash_block_size_of
 from views.narration.sentences import agreement
-from views.narration.stops import stop_words
+from views.narration.stops import stop_words, stop_words_at
 from views.narration.words import Words, listed
 from views.stage.changes import cache_changes, changed_blocks, queue_change, whole_cache
 from views.stage.moves import copies_under_way, moves_of, next_copies
@@ -221,7 +221,7 @@ def _lookup(header: TraceHeader, frame: Frame, previous: Frame | None) -> dict[s
             "tokens": g.num_hit_tokens,
             "blocks": list(g.block_ids),
             "stop": stop_words(words, g.cause),
-            "stops": [[s.logical_index, s.block_id, stop_words(words, s.cause)] for s in g.stops],
+            "stops": [[s.logical_index, s.block_id, stop_words_at(words, s.cause, s.logical_index)] for s in g.stops],
         }
         for g in event.groups or [alone]
     ]

@@ -28,7 +28,8 @@ class Stage {
     const head = html(root, "header", { class: "head" });
     this.title = html(head, "h1");
     this.chips = html(head, "div", { class: "chips" });
-    const say = html(root, "section", { class: "say", "aria-live": "polite" });
+    const place = html(root, "div", { class: "say-place" }); // what has no room in it opens over the rest, under the mouse or the focus
+    const say = html(place, "section", { class: "say", "aria-live": "polite", tabindex: 0 });
     const line = html(say, "div", { class: "first" });
     this.text = html(line, "b");
     this.symbol = html(line, "code");
