@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -22,7 +23,7 @@ if __package__ in (None, ""):
 from tests.conformance.compare import Difference, Json, first_difference
 from tests.conformance.coverage_report import Coverage
 from tests.conformance.random_scenario import FAMILIES, random_scenario
-from tests.conformance.shrink import shrink
+from tests.conformance.shrink import shrinking
 
 HERE = Path(__file__).resolve().parent
 
@@ -77,18 +78,28 @@ class Fuzzer:
     def differences(self, scenarios: list[Json]) -> list[Difference | None]:
         return [first_difference(ours, theirs) for ours, theirs in self.run(scenarios)]
 
-    def minimal(self, scenario: Json, difference: Difference, rounds: int) -> tuple[Json, Difference]:
-        """The scenario shrunk, and its difference, which is of the same kind."""
-
-        def judge(candidates: list[Json]) -> list[bool]:
-            return [found is not None and found.kind == difference.kind for found in self.differences(candidates)]
-
-        def report(text: str) -> None:
-            print(f"  {text}", file=sys.stderr, flush=True)
-
-        smallest = shrink(scenario, judge, rounds, difference.step, report)
-        (found,) = self.differences([smallest])
-        return (smallest, found) if found is not None else (scenario, difference)
+    def minimal(self, found: list[tuple[Json, Difference]], rounds: int) -> list[tuple[Json, Difference]]:
+        """The scenarios shrunk, each to one with a difference of the same kind. They are shrunk side by side: each call of the drivers serves all."""
+        running = {number: shrinking(scenario, rounds, difference.step) for number, (scenario, difference) in enumerate(found)}
+        smallest = [scenario for scenario, _ in found]
+        proposed: dict[int, list[Json]] = {}
+        verdicts: dict[int, list[bool] | None] = dict.fromkeys(running)
+        while running:
+            for number, steps in list(running.items()):
+                verdict = verdicts[number]
+                try:
+                    proposed[number] = next(steps) if verdict is None else steps.send(verdict)
+                except StopIteration as end:
+                    smallest[number] = end.value
+                    del running[number]
+                    proposed.pop(number, None)
+            differences = iter(self.differences([scenario for batch in proposed.values() for scenario in batch]))
+            for number, batch in proposed.items():
+                kind = found[number][1].kind
+                verdicts[number] = [difference is not None and difference.kind == kind for difference in islice(differences, len(batch))]
+            tried = sum(map(len, proposed.values()))
+            print(f"  {tried} candidates tried, {len(running)} scenarios still shrinking", file=sys.stderr, flush=True)
+        return [(scenario, after or before) for scenario, after, (_, before) in zip(smallest, self.differences(smallest), found, strict=True)]
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -102,8 +113,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scenarios", type=Path, help="compare the scenarios of this file instead of random ones")
     parser.add_argument("--batch", type=int, default=400, help="scenarios in one call of the drivers")
     parser.add_argument("--seconds", type=float, default=900, help="time that one call may take")
-    parser.add_argument("--shrink", type=int, default=2, metavar="N", help="differences to shrink; of the others only the first step is printed")
-    parser.add_argument("--rounds", type=int, default=25, help="rounds of shrinking, each one call of the drivers")
+    parser.add_argument("--shrink", type=int, default=5, metavar="N", help="differences to shrink; of the others only the first step is printed")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of shrinking, each at most two calls of the drivers")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="write the scenarios that differ, the shrunk ones first")
     parser.add_argument("--record", type=Path, nargs=2, metavar=("SCENARIOS", "TRACES"), help="write all scenarios and vLLM's runs, compressed if named .gz")
     parser.add_argument("--coverage", action="store_true", help="say what the scenarios reached in vLLM")
@@ -151,16 +162,12 @@ def main() -> int:
         write(options.record[0], scenarios)
         write(options.record[1], traces)
     found.sort(key=lambda pair: pair[1].step)
-    kept: list[Json] = []
-    for number, (scenario, difference) in enumerate(found):
-        shown = (scenario, difference)
-        if number < options.shrink:
-            print(f"shrinking {scenario.get('name')}", file=sys.stderr, flush=True)
-            shown = fuzzer.minimal(scenario, difference, options.rounds)
-            print(json.dumps(shown[0]))
-            kept.insert(number, shown[0])
-        kept.append(scenario)
-        print(f"{scenario.get('name')}: {shown[1]}\n")
+    smallest = fuzzer.minimal(found[: options.shrink], options.rounds) if options.shrink else []
+    for (scenario, _), (small, difference) in zip(found, smallest, strict=False):
+        print(f"{json.dumps(small)}\n{scenario.get('name')}: {difference}\n")
+    for scenario, difference in found[len(smallest) :]:
+        print(f"{scenario.get('name')}: {difference}\n")
+    kept = [scenario for scenario, _ in (*smallest, *found)]
     if options.keep is not None:
         write(options.keep, kept)
     print(f"{len(scenarios)} scenarios, {sum(len(scenario['ops']) for scenario in scenarios)} operations, {len(found)} differ")

@@ -1,23 +1,29 @@
 """Shrinks a scenario to a minimal one that still shows a difference.
 
-Real vLLM takes seconds to start, so candidates are judged in batches: each round proposes every single simplification of the scenario as it stands, and unions
-of those that worked in the round before, and goes on with the smallest that still differs.
+Real vLLM takes seconds to start, so candidates are judged in batches: a round proposes every single simplification of the scenario as it stands, then unions of
+those that worked, and goes on from the smallest that still differs. `shrinking` hands its batches out, so that several scenarios can share a start.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeAlias
 
 from tests.conformance.compare import Json
 
-# Which of these scenarios still differ in the way that is looked for.
-Judge = Callable[[list[Json]], list[bool]]
+# A simplification: what stands at each path afterwards, REMOVED if nothing. Paths count from the scenario as it was before.
+Path: TypeAlias = tuple[str | int, ...]
+Edit: TypeAlias = dict[Path, Any]
+REMOVED: Any = object()
 
-# Keys without which a scenario, a group or an operation still means something.
+# Which of these scenarios still differ in the way that is looked for.
+Judge: TypeAlias = Callable[[list[Json]], list[bool]]
+
+# Keys without which a scenario, a group or an operation means nothing.
 ESSENTIAL = {"mode", "num_blocks", "groups", "ops", "name", "type", "window", "chunk", "sink", "op", "id", "ids", "n", "tokens", "token", "label"}
-MOST_CANDIDATES = 300
+MOST_CANDIDATES = 200
 
 
 def size(scenario: Json) -> tuple[int, ...]:
@@ -39,63 +45,101 @@ def _numbers(value: object) -> Iterator[int]:
         yield abs(int(value))
 
 
-def shrink(scenario: Json, judge: Judge, rounds: int = 40, failing_step: int | None = None, report: Callable[[str], None] | None = None) -> Json:
-    """The smallest scenario found from `scenario` for which `judge` says that it differs.
+def shrink(scenario: Json, judge: Judge, rounds: int = 20, failing_step: int | None = None) -> Json:
+    """The smallest scenario found from `scenario` for which `judge` says that it differs; see `shrinking`."""
+    steps = shrinking(scenario, rounds, failing_step)
+    try:
+        candidates = next(steps)
+        while True:
+            candidates = steps.send(judge(candidates))
+    except StopIteration as end:
+        found: Json = end.value
+        return found
+
+
+def shrinking(scenario: Json, rounds: int = 20, failing_step: int | None = None) -> Generator[list[Json], list[bool], Json]:
+    """Yields candidates, at most MOST_CANDIDATES at a time, wants to be sent which of them differ, and returns the smallest that does.
 
     Args:
-        scenario: one that differs.
-        judge: called once a round with at most MOST_CANDIDATES scenarios.
-        rounds: calls of `judge` at most.
+        scenario: one that differs; it stays as it is.
+        rounds: how often it may be made simpler; a round is at most two batches.
         failing_step: the step that differs, if known: what comes after it is dropped first.
-        report: told after every round how small the scenario is.
     """
     best = copy.deepcopy(scenario)
     if failing_step is not None and failing_step < len(best["ops"]):
         shorter = {**best, "ops": best["ops"][: max(1, failing_step)]}
-        if judge([shorter])[0]:
+        if (yield [shorter])[0]:
             best = shorter
-    removable: list[int] = []  # operations that could be left out one by one in the last round
-    for number in range(rounds):
-        candidates = _candidates(best, removable)
-        if not candidates:
+    for _ in range(rounds):
+        edits = _smaller_by(best, _edits(best))
+        if not edits:
             return best
-        verdicts = judge(candidates)
-        worked = [candidate for candidate, differs in zip(candidates, verdicts, strict=True) if differs]
+        differ = yield [candidate for _, candidate in edits]
+        worked = [pair for pair, differs in zip(edits, differ, strict=True) if differs]
         if not worked:
             return best
-        before = best
-        best = min(worked, key=size)
-        removable = _still_removable(before, best, candidates, verdicts)
-        if report is not None:
-            left = f"{len(best['ops'])} operations, {len(best.get('groups', []))} groups"
-            report(f"round {number + 1}: {len(candidates)} tried, {len(worked)} still differ; {left}")
+        unions = _smaller_by(best, _unions([edit for edit, _ in worked]))
+        if len(worked) > 1 and unions:
+            differ = yield [candidate for _, candidate in unions]
+            worked += [pair for pair, differs in zip(unions, differ, strict=True) if differs]
+        best = min((candidate for _, candidate in worked), key=size)
     return best
 
 
-def _still_removable(before: Json, best: Json, candidates: list[Json], verdicts: list[bool]) -> list[int]:
-    """Indices in `best` of operations that could be left out of `before` alone."""
-    alone = {
-        json.dumps(op)
-        for op_number, op in enumerate(before["ops"])
-        for candidate, differs in zip(candidates, verdicts, strict=True)
-        if differs and candidate["ops"] == before["ops"][:op_number] + before["ops"][op_number + 1 :]
-    }
-    return [number for number, op in enumerate(best["ops"]) if json.dumps(op) in alone]
+def applied(scenario: Json, edit: Edit) -> Json:
+    """The scenario after an edit. What an edit says of something that it also removes does not matter."""
+    found = copy.deepcopy(scenario)
+    removed = [path for path, value in edit.items() if value is REMOVED]
+    for path in sorted(edit, key=len):
+        if edit[path] is not REMOVED and not any(path[:length] in removed for length in range(1, len(path))):
+            _parent(found, path)[path[-1]] = copy.deepcopy(edit[path])
+    for path in sorted(removed, key=lambda path: [(isinstance(part, str), part) for part in path], reverse=True):
+        parent = _parent(found, path)
+        if isinstance(path[-1], int) or path[-1] in parent:
+            del parent[path[-1]]
+    return found
 
 
-def _candidates(scenario: Json, removable: list[int]) -> list[Json]:
-    """Simpler scenarios, each once."""
-    found: dict[str, Json] = {}
-    for candidate in _proposals(scenario, removable):
-        if candidate["ops"] and size(candidate) < size(scenario):
-            found.setdefault(json.dumps(candidate, sort_keys=True), candidate)
+def _parent(scenario: Json, path: Path) -> Any:
+    place: Any = scenario
+    for part in path[:-1]:
+        place = place[part]
+    return place
+
+
+def _unions(edits: list[Edit]) -> Iterator[Edit]:
+    """All edits at once, then halves, quarters and so on; and the removals of operations alone in the same way."""
+    removals = [edit for edit in edits if all(path[0] == "ops" and len(path) == 2 and value is REMOVED for path, value in edit.items())]
+    for some in (edits, removals):
+        parts = 1
+        while parts < len(some):
+            length = -(-len(some) // parts)
+            for start in range(0, len(some), length):
+                union: Edit = {}
+                for edit in some[start : start + length]:
+                    for path, value in edit.items():
+                        if value is REMOVED or path not in union:  # the first edit of a number is the boldest
+                            union[path] = value
+                yield union
+            parts *= 2
+
+
+def _smaller_by(scenario: Json, edits: Iterator[Edit]) -> list[tuple[Edit, Json]]:
+    """Edits that make the scenario smaller, each result once, with that result."""
+    found: dict[str, tuple[Edit, Json]] = {}
+    for edit in edits:
+        try:
+            candidate = applied(scenario, edit)
+        except (KeyError, IndexError, TypeError):  # of a union, one edit replaced what another one changes
+            continue
+        if candidate["ops"] and candidate.get("groups") != [] and size(candidate) < size(scenario):
+            found.setdefault(json.dumps(candidate, sort_keys=True), (edit, candidate))
         if len(found) == MOST_CANDIDATES:
             break
     return list(found.values())
 
 
-def _proposals(scenario: Json, removable: list[int]) -> Iterator[Json]:
-    yield from _without_several(scenario, removable)
+def _edits(scenario: Json) -> Iterator[Edit]:
     yield from _fewer_operations(scenario)
     yield from _fewer_groups(scenario)
     yield from _fewer_keys(scenario)
@@ -103,109 +147,81 @@ def _proposals(scenario: Json, removable: list[int]) -> Iterator[Json]:
     yield from _smaller_numbers(scenario)
 
 
-def _without(scenario: Json, dropped: set[int]) -> Json:
-    return {**scenario, "ops": [op for number, op in enumerate(scenario["ops"]) if number not in dropped]}
-
-
-def _without_several(scenario: Json, removable: list[int]) -> Iterator[Json]:
-    parts = 1
-    while parts <= len(removable):
-        length = -(-len(removable) // parts)
-        for start in range(0, len(removable), length):
-            yield _without(scenario, set(removable[start : start + length]))
-        parts *= 2
-
-
-def _fewer_operations(scenario: Json) -> Iterator[Json]:
+def _fewer_operations(scenario: Json) -> Iterator[Edit]:
     ops = scenario["ops"]
     for name in {op["id"]: None for op in ops if op["op"] == "add"}:
-        yield _without(scenario, {number for number, op in enumerate(ops) if op.get("id") == name})
+        yield {("ops", number): REMOVED for number, op in enumerate(ops) if op.get("id") == name}
     length = len(ops) // 2
     while length:
         for start in range(0, len(ops), length):
-            yield _without(scenario, set(range(start, min(start + length, len(ops)))))
+            yield {("ops", number): REMOVED for number in range(start, min(start + length, len(ops)))}
         length //= 2
     for number, op in enumerate(ops):
         if len(op.get("ids", ())) > 1:
-            for dropped in range(len(op["ids"])):
-                yield _with_op(scenario, number, {**op, "ids": op["ids"][:dropped] + op["ids"][dropped + 1 :]})
+            yield from ({("ops", number, "ids", place): REMOVED} for place in range(len(op["ids"])))
         if op["op"] == "decode":
-            yield _with_op(scenario, number, {"op": "run", "id": op["id"], "new": 1})
+            yield {("ops", number): {"op": "run", "id": op["id"], "new": 1}}
 
 
-def _with_op(scenario: Json, number: int, op: Json) -> Json:
-    return {**scenario, "ops": [*scenario["ops"][:number], op, *scenario["ops"][number + 1 :]]}
-
-
-def _with_group(scenario: Json, number: int, group: Json) -> Json:
-    return {**scenario, "groups": [*scenario["groups"][:number], group, *scenario["groups"][number + 1 :]]}
-
-
-def _fewer_groups(scenario: Json) -> Iterator[Json]:
+def _fewer_groups(scenario: Json) -> Iterator[Edit]:
     groups = scenario.get("groups", [])
-    for number in range(len(groups) if len(groups) > 1 else 0):
-        yield {**scenario, "groups": groups[:number] + groups[number + 1 :]}
     if groups == [{"type": "full"}]:
-        yield {key: value for key, value in scenario.items() if key != "groups"}
+        yield {("groups",): REMOVED}
+    if len(groups) > 1:
+        yield from ({("groups", number): REMOVED} for number in range(len(groups)))
     for number, group in enumerate(groups):
         if group["type"] != "full":
-            plain = {"type": "full", **{key: group[key] for key in ("block_size", "eagle") if key in group}}
-            yield _with_group(scenario, number, plain)
+            yield {("groups", number): {"type": "full", **{key: group[key] for key in ("block_size", "eagle") if key in group}}}
 
 
-def _fewer_keys(scenario: Json) -> Iterator[Json]:
-    for key in scenario:
-        if key not in ESSENTIAL:
-            yield {kept: value for kept, value in scenario.items() if kept != key}
+def _fewer_keys(scenario: Json) -> Iterator[Edit]:
+    yield from ({(key,): REMOVED} for key in scenario if key not in ESSENTIAL)
     for number, group in enumerate(scenario.get("groups", [])):
-        for key in group:
-            if key not in ESSENTIAL:
-                yield _with_group(scenario, number, {kept: value for kept, value in group.items() if kept != key})
+        yield from ({("groups", number, key): REMOVED} for key in group if key not in ESSENTIAL)
+    for key in ("salt", "lora", "priority", "arrival", "out", "out_max"):  # from every operation at once
+        yield {("ops", number, key): REMOVED for number, op in enumerate(scenario["ops"]) if key in op}
     for number, op in enumerate(scenario["ops"]):
         for key in op:
             if key not in ESSENTIAL or (key == "tokens" and op["op"] == "done"):
-                yield _with_op(scenario, number, {kept: value for kept, value in op.items() if kept != key})
-    for key in ("salt", "lora", "priority", "arrival", "out", "out_max"):  # from every operation at once
-        yield {**scenario, "ops": [{kept: value for kept, value in op.items() if kept != key} for op in scenario["ops"]]}
+                yield {("ops", number, key): REMOVED}
 
 
-def _shorter_prompts(scenario: Json) -> Iterator[Json]:
-    lengths = sorted({_length(op) for op in scenario["ops"] if op["op"] == "add"}, reverse=True)
-    for most in {limit for length in lengths for limit in (length // 2, length - 1)}:
+def _shorter_prompts(scenario: Json) -> Iterator[Edit]:
+    ops = list(enumerate(scenario["ops"]))
+    lengths = sorted({_length(op) for _, op in ops if op["op"] == "add"}, reverse=True)
+    for most in sorted({limit for length in lengths for limit in (length // 2, length - 1)}):
         if most > 0:
-            yield {**scenario, "ops": [_truncated(op, most) if op["op"] == "add" else op for op in scenario["ops"]]}
-    for number, op in enumerate(scenario["ops"]):
+            yield {path: value for number, op in ops if op["op"] == "add" and _length(op) > most for path, value in _truncated(number, op, most).items()}
+    for number, op in ops:
         length = _length(op)
-        shortest = 1 if op["op"] == "add" else 0
         for most in dict.fromkeys([length // 2, length - 4, length - 1]):
-            if shortest <= most < length:
-                yield _with_op(scenario, number, _truncated(op, most))
-        if op["op"] == "add" and "tokens" in op and op["tokens"] != [0] * length:  # the first is told apart by its zeros
-            yield _with_op(scenario, number, {**op, "tokens": [0] * length})
+            if (1 if op["op"] == "add" else 0) <= most < length:
+                yield _truncated(number, op, most)
+        if op["op"] == "add" and "tokens" in op:
+            yield {("ops", number, "tokens"): [0] * length}
 
 
 def _length(op: Json) -> int:
     return len(op["tokens"]) if "tokens" in op else int(op.get("n", 0)) if op["op"] == "add" else 0
 
 
-def _truncated(op: Json, most: int) -> Json:
-    return {**op, "tokens": op["tokens"][:most]} if "tokens" in op else {**op, "n": min(op["n"], most)}
+def _truncated(number: int, op: Json, most: int) -> Edit:
+    return {("ops", number, "tokens"): op["tokens"][:most]} if "tokens" in op else {("ops", number, "n"): most}
 
 
-def _smaller_numbers(scenario: Json) -> Iterator[Json]:
+def _smaller_numbers(scenario: Json) -> Iterator[Edit]:
     for key, value in scenario.items():
-        if key not in ("ops", "groups", "name"):
-            yield from ({**scenario, key: smaller} for smaller in _smaller(value))
+        yield from ({(key,): smaller} for smaller in _smaller(value))
     for number, group in enumerate(scenario.get("groups", [])):
         for key, value in group.items():
-            yield from (_with_group(scenario, number, {**group, key: smaller}) for smaller in _smaller(value))
+            yield from ({("groups", number, key): smaller} for smaller in _smaller(value))
     for number, op in enumerate(scenario["ops"]):
-        for key in ("new", "n", "lookahead", "out_max", "base", "encoder", "first"):
+        for key in ("new", "n", "lookahead", "out_max", "base", "encoder"):
             if key in op and not (key == "n" and op["op"] == "add"):
-                yield from (_with_op(scenario, number, {**op, key: smaller}) for smaller in _smaller(op[key]))
+                yield from ({("ops", number, key): smaller} for smaller in _smaller(op[key]))
 
 
 def _smaller(value: object) -> list[int]:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 1:
         return []
-    return sorted({value // 2, value - 4, value - 1} - {0, -1, -2, -3})
+    return sorted(smaller for smaller in {value // 2, value - 4, value - 1} if smaller > 0)
