@@ -71,3 +71,9 @@ def test_a_model_that_is_not_installed_says_how_to_get_it() -> None:
         app = open_app(scene="figure-6", model=info.name)
         assert not app.exception
         assert info.how_to_get in app.error[0].value.replace("\\", "")
+
+
+def test_a_scene_without_a_model_has_no_model_to_choose() -> None:
+    app = open_app(scene="sliding-window")
+    assert [box.label for box in app.selectbox] == ["Scene"]
+    assert any("runs no model" in caption.value for caption in app.caption)

@@ -7,6 +7,7 @@ from functools import partial
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
+from engine.session import NO_MODEL
 from kernels import BACKENDS
 from views import state
 from views.stage import make_stage
@@ -49,6 +50,9 @@ def _choosers(page: StreamlitPage, choice: state.Choice, model: str) -> None:
         st.page_link(page, label="All scenes", icon="")
         with st.popover(f"Model: {model}"):
             _scene_chooser(choice.scene)
+            if model == NO_MODEL:
+                st.caption("This scene runs no model: it shows what the memory manager decides, and its outputs are dictated.")
+                return
             _model_chooser(model)
             _backend_chooser(choice.backend)
             if choice.backend in (None, "torch"):
