@@ -233,13 +233,19 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
 
 
 def check_settings(kv_cache_config: KVCacheConfig, settings: CoordinatorSettings) -> None:
-    """Raises InvalidInput for block sizes that do not divide the scheduler's, and for a retention interval that no group can use or that is no multiple of
-    it (R3.21)."""
+    """Raises InvalidInput for block sizes that do not divide the scheduler's, for recurrent states that chunks cannot be cut for (R3.44; not in compat mode),
+    and for a retention interval that no group can use or that is no multiple of the scheduler's block size (R3.21)."""
     sizes = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
     scheduler_block_size = settings.scheduler_block_size
     for size, name in [(settings.hash_block_size, "hash_block_size"), *((size, "the block size of a group") for size in sizes)]:
         if size < 1 or scheduler_block_size % size:
             raise InvalidInput(f"{name} is {size}, which does not divide scheduler_block_size, {scheduler_block_size}: give a multiple of all block sizes")
+    states = {(spec.mamba_cache_mode, spec.block_size) for spec in (g.kv_cache_spec for g in kv_cache_config.kv_cache_groups) if isinstance(spec, MambaSpec)}
+    if settings.compat is None and len(states) > 1 and any(mode == "align" for mode, _ in states):
+        raise InvalidInput(
+            f"groups of recurrent states differ in mode or block size, {sorted(states)}: where states are kept at the ends of prefill chunks (align), "
+            "chunks are cut for one block size, so give all such groups the same"
+        )
     interval = settings.retention_interval
     if interval is None:
         return

@@ -36,6 +36,8 @@ class MambaManager(SingleTypeKVCacheManager):
         self.cached_blocks_this_step: set[BlockHashWithGroupId] = set()
         self.last_state_block_idx: dict[str, int] = {}
         self._has_running_state: set[str] = set()
+        self._boundary_cached: set[str] = set()
+        """Requests whose prompt boundary is registered: from the next step on, their state lies beyond it."""
 
     @classmethod
     def find_longest_cache_hit(
@@ -201,12 +203,15 @@ class MambaManager(SingleTypeKVCacheManager):
         assert hash_block_size is not None
         if num_tokens % self.block_size == 0 or num_tokens != request.num_prompt_tokens // hash_block_size * hash_block_size:
             return
+        if self.block_pool.strict and request.request_id in self._boundary_cached:
+            return  # asynchronously, caching stands still while the next step already overwrites the state
         table = self.get_table(request.request_id)
         index = num_tokens // self.block_size
         if index >= len(table) or table[index].is_null:
             return
         key = self.block_pool.cache_partial_block(request, table[index], num_tokens, self.kv_cache_group_id, self.block_size, index)
         if key is not None:
+            self._boundary_cached.add(request.request_id)
             self._partial_hits[request.request_id] = (index, table[index])
             self.num_cached_block[request.request_id] = index
             self.cached_blocks_this_step.add(key)
@@ -250,6 +255,7 @@ class MambaManager(SingleTypeKVCacheManager):
         """Also forget where the request's states were."""
         super().free(request_id, cause)
         self._has_running_state.discard(request_id)
+        self._boundary_cached.discard(request_id)
         self.last_state_block_idx.pop(request_id, None)
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
