@@ -29,7 +29,7 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
         alignment_tokens: int,
         dcp_world_size: int = 1,
     ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """Null blocks up to the start of the chunk in which `max_length` lies, without looking; from there left to right to the first that is missing.
+        """Null blocks up to the start of the chunk in which the hit ends, without looking; from there left to right to the first that is missing.
         Raises EngineError for a draft head and for an alignment other than the block size, neither of which the type can do."""
         assert isinstance(kv_cache_spec, ChunkedLocalAttentionSpec)
         assert block_pool.hash_block_size is not None
@@ -41,15 +41,20 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
             )
         hashes = hashes_at_block_size(block_hashes, block_pool.hash_block_size, block_size)
         chunk_size = kv_cache_spec.attention_chunk_size
-        first = max_length // chunk_size * chunk_size // block_size
-        hits: tuple[list[KVCacheBlock], ...] = tuple([[block_pool.null_block] * first for _ in kv_cache_group_ids])
-        for index in range(first, max_length // block_size):
-            cached = block_pool.get_cached_block(hashes[index], kv_cache_group_ids)
-            if cached is None:
-                break
-            for hit, block in zip(hits, cached, strict=True):
-                hit.append(block)
-        return hits, len(hits[0]) * block_size
+        while True:
+            chunk_start = max_length // chunk_size * chunk_size
+            first = chunk_start // block_size
+            hits: tuple[list[KVCacheBlock], ...] = tuple([[block_pool.null_block] * first for _ in kv_cache_group_ids])
+            for index in range(first, max_length // block_size):
+                cached = block_pool.get_cached_block(hashes[index], kv_cache_group_ids)
+                if cached is None:
+                    break
+                for hit, block in zip(hits, cached, strict=True):
+                    hit.append(block)
+            hit_length = len(hits[0]) * block_size
+            if hit_length >= chunk_start or not block_pool.strict:
+                return hits, hit_length
+            max_length = hit_length  # a chunk that begins inside a block: the hit ends in the chunk before, of which nothing was looked up yet
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """Everything before the current chunk (R3.1)."""
