@@ -13,6 +13,7 @@ from engine.capture_mirrors import FreeQueueMirror, HashMapMirror, parse_key
 from engine.capture_requests import RequestsMirror
 from engine.capture_touched import EVERYTHING, FREE_QUEUE, KEYS, LISTS, ROWS, TABLES, touched_blocks
 from engine.core.block_pool import BlockPool
+from engine.core.full_attention_manager import SinkFullAttentionManager
 from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
@@ -37,6 +38,8 @@ from engine.trace.slot_ledger import SlotLedger
 
 COPY_PIN = "copy"
 """Holder of the references that keep both ends of a queued copy (R6.6)."""
+SINK_PIN = "sink"
+"""Holder of the blocks that a group with a sink takes for itself (R1.16)."""
 STATE_KIND = "mamba"
 """Spec kind of groups that keep one recurrent state per block instead of keys and values per slot."""
 
@@ -80,6 +83,7 @@ class StateCapture:
         self._running: tuple[str, ...] = ()
         self._waiting: tuple[str, ...] = ()
         self._all_pins: Pins = {}
+        self._sink_pins: Pins = {b.block_id: (SINK_PIN,) for m in self._managers if isinstance(m, SinkFullAttentionManager) for b in m.sink_blocks}
         self._request_states = RequestsMirror(requests, self._managers, self._forced)
         self._read_everything()
 
@@ -151,8 +155,8 @@ class StateCapture:
         return touched
 
     def _read_pins(self) -> set[int]:
-        """References that no table explains: the session's own, and both ends of every copy that is queued. Returns the blocks where they changed."""
-        now = dict(self._pins)
+        """References that no table explains: the session's own, sinks, and both ends of every queued copy. Returns the blocks where they changed."""
+        now = {**self._sink_pins, **self._pins}
         for manager in self._managers:
             for pair in manager.pending_copies:
                 for block in pair:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.trace.frame import BlockOwner
+from engine.trace.events import StateWritten
+from engine.trace.frame import BlockOwner, Frame, RequestState
 from engine.trace.integrity import IntegrityError, check_integrity
 from tests.unit.trace import frames as f
 
@@ -89,6 +90,67 @@ def test_writing_outside_the_pool_is_found() -> None:
 
 def test_writing_the_next_free_slot_of_an_own_block_is_fine() -> None:
     assert broken(f.frame(f.write([10], [16]), seq=1), f.frame()) == set()
+
+
+def test_an_entry_that_ends_inside_the_block_needs_only_what_it_covers() -> None:
+    """R6.3: A@6 is registered for block 2, of which two slots are written."""
+    frame = f.frame(hash_map=((f.KEY, (1,)), ("cd:0", (2,))))
+    assert broken(f.with_block(frame, 2, block_hashes=("cd:0",), num_hash_tokens=6)) == set()
+    assert broken(f.with_block(frame, 2, block_hashes=("cd:0",), num_hash_tokens=7)) == {"only full blocks are hashed"}
+
+
+def hybrid(**state: Any) -> Frame:
+    """Block 3 has A's recurrent state after 4 tokens, hashed as that, in a second group whose table begins with a null block."""
+    fields = {"ref_cnt": 1, "token_ids": (), "num_filled": 0, "owners": (BlockOwner("A", 1, 1),), "num_state_tokens": 4, "block_hashes": ("ab:1",)}
+    frame = f.with_block(f.frame(free_queue=()), 3, **{**fields, "num_hash_tokens": 4, **state})
+    request = RequestState("A", "RUNNING", 6, (10, 11, 12, 13, 14, 15), 6, ((1, 2), (0, 3)), ("ab" * 32,), (1, 2))
+    return msgspec.structs.replace(frame, requests=(request,), hash_map=((f.KEY, (1,)), ("ab:1", (3,))))
+
+
+def test_null_blocks_in_tables_count_for_nothing() -> None:
+    """R1.2, R3.2."""
+    assert broken(hybrid()) == set()
+
+
+def test_a_hashed_state_is_the_one_its_key_names() -> None:
+    """R3.40, R6.5: overwriting a registered state would offer another prefix's state to the next hit. Until the model has run it may be missing (R3.41)."""
+    for num_state_tokens in (None, 5):
+        frame = hybrid(num_state_tokens=num_state_tokens)
+        assert broken(frame) == {"a hashed state is the one its key names"}
+        assert broken(msgspec.structs.replace(frame, op="execute_model")) == set()
+
+
+def test_a_queued_copy_holds_both_ends() -> None:
+    """R6.6: the copy of a state has a key and references before anybody owns it."""
+    unowned = {"owners": (), "num_state_tokens": None}
+    frame = hybrid(**unowned, pins=("copy",))
+    request = msgspec.structs.replace(frame.requests[0], block_ids=((1, 2), (0, 0)))
+    frame = msgspec.structs.replace(frame, requests=(request,), op="schedule")
+    assert broken(frame) == set()
+    assert "ref_cnt = table entries + pins" in broken(f.with_block(frame, 3, pins=()))
+
+
+def state_written(block_id: int) -> StateWritten:
+    return StateWritten(cause=f.CAUSE, request_id="A", group_id=1, block_id=block_id, num_tokens=4)
+
+
+def test_states_are_written_like_slots_into_own_and_unshared_blocks() -> None:
+    """R8.4, R3.43."""
+    after = msgspec.structs.replace(hybrid(), event=state_written(3), seq=1)
+    assert broken(after, hybrid()) == set()
+    assert broken(after, hybrid(ref_cnt=2, pins=("copy",))) == {"nothing shared is overwritten"}
+    assert broken(after, hybrid(owners=(BlockOwner("A", 0, 1),))) == {"a request writes only its own blocks"}
+    foreign = msgspec.structs.replace(hybrid(), event=state_written(1), seq=1)
+    assert broken(foreign, hybrid()) == {"a request writes only its own blocks"}
+
+
+def test_slots_of_a_group_are_counted_in_its_own_block_size() -> None:
+    """R8.4: A's second group has 2 tokens per block, so its block 3 is slots 6 and 7."""
+    attention = {"token_ids": (None, None), "num_state_tokens": None, "block_hashes": (), "num_hash_tokens": None}
+    before = msgspec.structs.replace(hybrid(**attention), hash_map=((f.KEY, (1,)),))
+    for slot, expected in ((7, set()), (8, {"writes stay inside the pool"}), (2, {"a request writes only its own blocks"})):
+        event = msgspec.structs.replace(f.write([slot], [14]), group_id=1)
+        assert broken(msgspec.structs.replace(before, event=event, seq=1), before) == expected
 
 
 def test_the_error_says_frame_invariant_and_block() -> None:
