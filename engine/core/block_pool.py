@@ -20,13 +20,14 @@ from engine.core.block_hash import (
     make_block_hash_with_group_id,
 )
 from engine.core.block_hash_map import BlockHashToBlockMap
+from engine.core.block_reports import report_cached, report_evicted
 from engine.core.compat import check_compat
 from engine.core.free_queue import FreeKVCacheBlockQueue
 from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.kv_cache_spec import check_num_blocks
 from engine.core.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from engine.errors import EngineError
-from engine.trace.events import BlockCached, BlockEvicted, Cause, CauseKind, Emit, PrefixCacheReset
+from engine.trace.events import Cause, CauseKind, Emit, PrefixCacheReset
 
 if TYPE_CHECKING:
     from engine.core.request import Request
@@ -123,9 +124,9 @@ class BlockPool:
         enable_caching = self.enable_caching
         null_block = self.null_block
         for block in ordered_blocks:
+            ref_cnt = block.ref_cnt = block.ref_cnt - 1
             if block is null_block:
                 continue
-            ref_cnt = block.ref_cnt = block.ref_cnt - 1
             if not ref_cnt:
                 if enable_caching and block.block_hash is None:
                     prepended.append(block)
@@ -179,9 +180,11 @@ class BlockPool:
         block_size: int,
         kv_cache_group_id: int,
         block_mask: Sequence[bool] | None = None,
+        frontiers: dict[str, int] | None = None,
     ) -> None:
         """Register blocks [num_cached_blocks, num_full_blocks) of the request's table `blocks` (R1.11), except null blocks and those whose entry in
-        `block_mask` (one per block of that range) is False. One BlockStored is queued for the whole range.
+        `block_mask` (one per block of that range) is False. One BlockStored is queued for the whole range. Where events are reported, the request's entry in
+        `frontiers` moves with the first of them.
 
         Raises EngineError, changing nothing, when the table or the request's hashes are shorter than that."""
         if num_cached_blocks >= num_full_blocks:
@@ -211,20 +214,11 @@ class BlockPool:
             self.insert_block_hash(key, block, num_tokens)
             stored.append(index)
             if emit is not None:
-                emit(
-                    BlockCached(
-                        cause=Cause(CauseKind.BLOCK_FULL, {"logical_index": index, "num_tokens": num_tokens}),
-                        request_id=request.request_id,
-                        group_id=kv_cache_group_id,
-                        block_id=block.block_id,
-                        block_hash=block_hash.hex(),
-                        parent_hash=hashes[index - 1].hex() if index else None,
-                        token_ids=request.all_token_ids[num_tokens - block_size : num_tokens],
-                        duplicates=duplicates,
-                        num_hash_tokens=num_tokens,
-                        num_cached_block=num_full_blocks,
-                    )
-                )
+                if frontiers is not None:
+                    frontiers[request.request_id] = num_full_blocks
+                why = Cause(CauseKind.BLOCK_FULL, {"logical_index": index, "num_tokens": num_tokens})
+                parent = hashes[index - 1] if index else None
+                report_cached(emit, request, block, key, parent, range(num_tokens - block_size, num_tokens), duplicates, num_full_blocks, why)
         if self.enable_kv_cache_events:
             if num_full_blocks > len(blocks):
                 raise EngineError(f"block {len(blocks)} of {request.request_id} cannot be cached: its table ends before it")  # compat: what comes before was
@@ -267,20 +261,9 @@ class BlockPool:
         duplicates = self.cached_block_hash_to_block.block_ids(key) if emit is not None else []
         self.insert_block_hash(key, block, num_tokens)
         if emit is not None:
-            emit(
-                BlockCached(
-                    cause=Cause(CauseKind.PROMPT_BOUNDARY, dict(facts)),
-                    request_id=request.request_id,
-                    group_id=kv_cache_group_id,
-                    block_id=block.block_id,
-                    block_hash=block_hash.hex(),
-                    parent_hash=request.block_hashes[index - 1].hex() if index else None,
-                    token_ids=request.all_token_ids[num_tokens - size : num_tokens],
-                    duplicates=duplicates,
-                    num_hash_tokens=num_tokens,
-                    num_cached_block=num_cached_block,
-                )
-            )
+            parent = request.block_hashes[index - 1] if index else None
+            why = Cause(CauseKind.PROMPT_BOUNDARY, dict(facts))
+            report_cached(emit, request, block, key, parent, range(num_tokens - size, num_tokens), duplicates, num_cached_block, why)
         if self.enable_kv_cache_events:
             start = num_tokens // block_size * block_size if self.strict else index * size
             parent = request.block_hashes[start // size - 1] if start else None
@@ -355,15 +338,27 @@ class BlockPool:
 
     def _evict_cached_block(self, block: KVCacheBlock, cause: Cause | None = None) -> bool:
         """Take all keys of `block` out of the cache, one BlockRemoved each; True if it had any. Without `cause` no trace event."""
+        emit = self._emit if cause is not None else None
+        further = self._evict_further_keys(block, emit, cause) if emit is not None and cause is not None else []
         keys = self._take_keys(block)
         if self.enable_kv_cache_events:
-            for key in keys:
+            for key in (*keys, *further):
                 if not self.strict or key not in self.cached_block_hash_to_block:
                     self.kv_event_queue.append(BlockRemoved([get_block_hash(key)], MEDIUM_GPU, get_group_id(key)))
-        if self._emit is not None and cause is not None:
-            for key in keys:
-                self._emit(BlockEvicted(cause=cause, group_id=get_group_id(key), block_id=block.block_id, block_hash=get_block_hash(key).hex()))
+        if keys and emit is not None and cause is not None:
+            report_evicted(emit, block, keys[0], cause)
         return bool(keys)
+
+    def _evict_further_keys(self, block: KVCacheBlock, emit: Emit, cause: Cause) -> list[BlockHashWithGroupId]:
+        """All but the primary key, one by one, so that each report finds the books as they are without it."""
+        further = sorted(self.cached_block_hashes_by_block.get(block.block_id, ()))
+        for number, key in enumerate(further, 1):
+            self.cached_block_hashes_by_block[block.block_id] = set(further[number:])
+            if number == len(further):
+                del self.cached_block_hashes_by_block[block.block_id]
+            self.cached_block_hash_to_block.pop(key, block.block_id)
+            report_evicted(emit, block, key, cause)
+        return further
 
     # ------------------------------------------------------------------ questions
     def get_num_free_blocks(self) -> int:

@@ -209,12 +209,16 @@ class MambaManager(SingleTypeKVCacheManager):
         index = num_tokens // self.block_size
         if index >= len(table) or table[index].is_null:
             return
+        is_first = request.request_id not in self.num_cached_block
+        self.num_cached_block.setdefault(request.request_id, index)
         key = self.block_pool.cache_partial_block(request, table[index], num_tokens, self.kv_cache_group_id, self.block_size, index)
         if key is not None:
             self._boundary_cached.add(request.request_id)
             self._partial_hits[request.request_id] = (index, table[index])
             self.num_cached_block[request.request_id] = index
             self.cached_blocks_this_step.add(key)
+        elif is_first:
+            del self.num_cached_block[request.request_id]
 
     def reachable_block_mask(self, request: Request, start_block: int, end_block: int, retention_interval: int | None) -> list[bool] | None:
         """All states without a retention interval; with one, a state per interval and those where somebody will go on (R3.21)."""

@@ -108,6 +108,14 @@ def create_request_queue(policy: SchedulingPolicy) -> RequestQueue:
     return PriorityRequestQueue() if policy is SchedulingPolicy.PRIORITY else FCFSRequestQueue()
 
 
+def num_ahead(request: Request, waiting: RequestQueue, skipped_waiting: RequestQueue) -> int:
+    """How many waiting requests will be served before `request`, which waits too. O(waiting): for recorders. vLLM: none."""
+    line = [*skipped_waiting, *waiting]
+    if isinstance(waiting, PriorityRequestQueue):
+        line.sort(key=priority_key)
+    return line.index(request)
+
+
 def select_waiting_queue(waiting: RequestQueue, skipped_waiting: RequestQueue) -> RequestQueue:
     """Whose head is served next: those that a step passed over come first in order of arrival; by priority the better of the two heads (R7.3). At least one
     queue has somebody. vLLM: Scheduler._select_waiting_queue_for_scheduling."""

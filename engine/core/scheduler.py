@@ -17,7 +17,7 @@ from engine.core.mamba_split import make_mamba_split
 from engine.core.output import ModelRunnerOutput, SampledToken, SchedulerOutput
 from engine.core.request import FINISH_REASONS, Request, RequestStatus
 from engine.core.request_check import check_request
-from engine.core.request_queue import RequestQueue, create_request_queue, select_waiting_queue
+from engine.core.request_queue import RequestQueue, create_request_queue, num_ahead, select_waiting_queue
 from engine.core.scheduler_config import SchedulerConfig, SchedulingPolicy
 from engine.core.scheduler_output import make_scheduler_output
 from engine.core.step_plan import StepPlan, why_admitted, why_so_many
@@ -118,14 +118,10 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
         if self._emit is not None:
-            self._emit(
-                RequestAdded(
-                    cause=Cause(CauseKind.SCENARIO, {"what": "arrival"}),
-                    request_id=request.request_id,
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    num_block_hashes=len(request.block_hashes),
-                )
-            )
+            cause, num_prompt, num_hashes = Cause(CauseKind.SCENARIO, {"what": "arrival"}), request.num_prompt_tokens, len(request.block_hashes)
+            ahead = num_ahead(request, self.waiting, self.skipped_waiting) if self.policy is SchedulingPolicy.PRIORITY else None
+            request_id = request.request_id
+            self._emit(RequestAdded(cause=cause, request_id=request_id, num_prompt_tokens=num_prompt, num_block_hashes=num_hashes, num_ahead=ahead))
 
     def finish_requests(self, request_ids: str | Iterable[str], finished_status: RequestStatus) -> list[Request]:
         """End requests from outside, e.g. when somebody aborts them; unknown ids are passed over. Returns the requests that ended.
@@ -214,7 +210,8 @@ class Scheduler:
         request.num_output_placeholders = 0
         self.reset_preempted_req_ids.add(request.request_id)
         if self._emit is not None:
-            self._emit(RequestPreempted(cause=cause, request_id=request.request_id, num_lost_tokens=num_lost_tokens))
+            ahead = num_ahead(request, self.waiting, self.skipped_waiting)
+            self._emit(RequestPreempted(cause=cause, request_id=request.request_id, num_lost_tokens=num_lost_tokens, num_ahead=ahead))
         cause = Cause(CauseKind.PREEMPTED)
         if self.strict:
             self.kv_cache_manager.evict_unwritten_blocks(request.request_id, num_lost_tokens, cause)

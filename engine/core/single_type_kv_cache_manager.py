@@ -230,7 +230,8 @@ class SingleTypeKVCacheManager(ABC):
             return
         mask = self.reachable_block_mask(request, num_cached, num_full, retention_interval)
         table = self.get_table(request_id)
-        self.block_pool.cache_full_blocks(request, table, num_cached, num_full, self.block_size, self.kv_cache_group_id, mask)
+        frontiers = self.num_cached_block
+        self.block_pool.cache_full_blocks(request, table, num_cached, num_full, self.block_size, self.kv_cache_group_id, mask, frontiers)
         self.num_cached_block[request_id] = num_full
         if self._emit is not None:
             self._emit_skipped_caching(request_id, table, num_cached, num_full, mask)

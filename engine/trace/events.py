@@ -36,10 +36,11 @@ class TraceStarted(Event, frozen=True, kw_only=True, tag="trace_started"):
 
 
 class RequestAdded(Event, frozen=True, kw_only=True, tag="request_added"):
-    """A request joins the back of the waiting queue; its full prompt blocks are hashed at once (R2.5)."""
+    """A request joins the waiting queue, behind `num_ahead` others (None: at the back); its full prompt blocks are hashed at once (R2.5)."""
 
     num_prompt_tokens: int
     num_block_hashes: int
+    num_ahead: int | None = None
 
 
 class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):
@@ -101,7 +102,7 @@ class BlocksTouched(Event, frozen=True, kw_only=True, tag="blocks_touched"):
 
 class BlockEvicted(Event, frozen=True, kw_only=True, tag="block_evicted"):
     """A cached block loses one of its hash keys: because it is about to be handed out again (R1.5; it is still at the head of the free queue), because an
-    entry gives way to the full block's (R1.11), or because the scenario says so (R1.13)."""
+    entry gives way to the full block's (R1.11), or because the scenario says so (R1.13). Of several keys the primary one goes last."""
 
     block_id: int
     block_hash: str
@@ -150,9 +151,10 @@ class RequestScheduled(Event, frozen=True, kw_only=True, tag="request_scheduled"
 
 
 class RequestPreempted(Event, frozen=True, kw_only=True, tag="request_preempted"):
-    """The victim loses its blocks and its progress and goes to the front of the waiting queue (R7.5)."""
+    """The victim loses its progress, then its blocks, and goes to the front of the waiting queue, behind `num_ahead` that a step passed over (R7.5)."""
 
     num_lost_tokens: int
+    num_ahead: int = 0
 
 
 class StepScheduled(Event, frozen=True, kw_only=True, tag="step_scheduled"):
