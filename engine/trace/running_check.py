@@ -17,12 +17,10 @@ from engine.trace.shared_sequence import ABSENT, Absent, SharedSequence
 
 T = TypeVar("T")
 
-SMALL_POOL = 128
+SMALL_POOL = 32
 """Up to this many blocks every frame is looked at as a whole."""
 BLOCKS_PER_FRAME = 8
 """In larger pools a whole frame is looked at once in so many frames that it comes to this many blocks per frame."""
-MIN_FRAMES = 256
-"""But not more often than this."""
 
 
 class RunningCheck:
@@ -44,7 +42,7 @@ class RunningCheck:
             self._recount = None
             return check_integrity(frame, previous)
         if self._recount is None or self._until_full <= 0 or len(frame.blocks) != len(previous.blocks):
-            self._until_full = max(MIN_FRAMES, len(frame.blocks) // BLOCKS_PER_FRAME)
+            self._until_full = len(frame.blocks) // BLOCKS_PER_FRAME
             self._begin(frame)
             return check_integrity(frame, previous)
         return self._check_changes(frame, previous, self._recount)

@@ -88,7 +88,7 @@ def sessions(draw: st.DrawFn) -> Session:
 @given(sessions())
 def test_what_an_event_touched_is_all_that_changed(session: Session) -> None:
     session._capture.verify = True
-    with patch.object(running_check, "SMALL_POOL", 0):
+    with patch.object(running_check, "SMALL_POOL", 0), patch.object(running_check, "BLOCKS_PER_FRAME", 1):
         trace = session.run_to_end()
     assert session.error is None, session.error
     for before, frame in zip([None, *trace.frames], trace.frames, strict=False):

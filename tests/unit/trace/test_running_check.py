@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +31,13 @@ def run(num_blocks: int) -> list[Frame]:
 
 FRAMES = run(12)
 LARGE = 5_000
+
+
+@contextmanager
+def counting_on() -> Iterator[None]:
+    """Whatever the size of the pool, and without looking at whole frames in between."""
+    with patch.object(running_check, "SMALL_POOL", 0), patch.object(running_check, "BLOCKS_PER_FRAME", 1e-9):
+        yield
 
 
 def changed_block(frame: Frame, block_id: int, **changes: Any) -> Frame:
@@ -103,7 +111,7 @@ def test_every_broken_invariant_is_found_as_in_a_whole_frame(what: str) -> None:
     position = next(i for i, f in enumerate(FRAMES) if isinstance(f.event, KVWritten) and f.step == 2)
     for index in range(position, position + 3):
         broken = BREAKS[what](FRAMES[index])
-        with patch.object(running_check, "SMALL_POOL", 0):
+        with counting_on():
             check = RunningCheck()
             for before, frame in zip([None, *FRAMES], FRAMES[:index], strict=False):
                 assert check.check(frame, before) == []
@@ -114,7 +122,7 @@ def test_every_broken_invariant_is_found_as_in_a_whole_frame(what: str) -> None:
 def test_what_was_pending_must_be_there_when_the_model_has_run() -> None:
     """S9: a hashed block may wait for its keys and values during the step that computes them, and no longer; the block itself does not change then."""
     position = next(i for i, f in enumerate(FRAMES) if f.op == "update_from_output")
-    with patch.object(running_check, "SMALL_POOL", 0):
+    with counting_on():
         check = RunningCheck()
         frames = [f for f in FRAMES[:position] if not isinstance(f.event, KVWritten)]
         kept = next(f for f in reversed(frames) if f.op == "execute_model")
@@ -147,7 +155,7 @@ def test_small_pools_and_frames_made_by_hand_are_looked_at_as_a_whole() -> None:
     for before, frame in zip([None, *FRAMES], FRAMES, strict=False):
         assert check.check(frame, before) == []
         assert check._recount is None
-    with patch.object(running_check, "SMALL_POOL", 0):
+    with counting_on():
         by_hand = [msgspec.structs.replace(f, blocks=tuple(f.blocks)) for f in FRAMES]
         broken = msgspec.structs.replace(by_hand[5], free_queue=())
         check = RunningCheck()
@@ -157,7 +165,7 @@ def test_small_pools_and_frames_made_by_hand_are_looked_at_as_a_whole() -> None:
 
 def test_whole_frames_come_round() -> None:
     """What was broken outside every difference is found by the next look at a whole frame."""
-    with patch.object(running_check, "SMALL_POOL", 0), patch.object(running_check, "MIN_FRAMES", 8):
+    with patch.object(running_check, "SMALL_POOL", 0), patch.object(running_check, "BLOCKS_PER_FRAME", 2):
         check = RunningCheck()
         assert check.check(FRAMES[5], None) == []
         assert check.check(FRAMES[5], FRAMES[5]) == []
