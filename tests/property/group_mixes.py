@@ -1,0 +1,88 @@
+"""Random KV-cache groups: every type alone, and up to four mixed, with equal and different block sizes and hashes finer than blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from hypothesis import strategies as st
+
+from engine.core.kv_cache_spec import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SinkFullAttentionSpec,
+    SlidingWindowSpec,
+)
+
+MAX_MODEL_LEN = 40
+BLOCK_SIZES = (1, 2, 2, 4, 4, 8)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Groups and how prefixes are hashed; sizes None: as the engine chooses them."""
+
+    groups: list[KVCacheGroupSpec]
+    hash_block_size: int | None
+    use_eagle: bool
+    retention_interval: int | None
+
+    @property
+    def specs(self) -> list[KVCacheSpec]:
+        return [group.kv_cache_spec for group in self.groups]
+
+    @property
+    def num_for_one_token(self) -> int:
+        """Blocks that a request of one token takes."""
+        spec_blocks = sum(spec.num_speculative_blocks for spec in self.specs if isinstance(spec, MambaSpec))
+        return len(self.groups) + spec_blocks + sum(spec.sink_len // spec.block_size for spec in self.specs if isinstance(spec, SinkFullAttentionSpec))
+
+
+@st.composite
+def specs(draw: st.DrawFn, kind: str | None = None, block_size: int | None = None) -> KVCacheSpec:
+    """One spec; `kind` and `block_size` None: any."""
+    kind = kind or draw(st.sampled_from(["full", "full", "mla", "swa", "swa", "chunked", "all", "align", "align", "none", "rswa", "sink"]))
+    size = block_size or draw(st.sampled_from(BLOCK_SIZES))
+    if kind == "full":
+        return FullAttentionSpec(size)
+    if kind == "mla":
+        return MLAAttentionSpec(size)
+    if kind == "swa":
+        return SlidingWindowSpec(size, sliding_window=draw(st.integers(1, 12)))
+    if kind == "chunked":
+        return ChunkedLocalAttentionSpec(size, attention_chunk_size=draw(st.integers(1, 12)))
+    if kind == "rswa":
+        return RSWASpec(size, rswa_window=draw(st.integers(1, 8)))
+    if kind == "sink":
+        return SinkFullAttentionSpec(size, sink_len=size * draw(st.integers(1, 2)))
+    return MambaSpec(MAX_MODEL_LEN if kind == "none" else size, mamba_cache_mode=kind, num_speculative_blocks=draw(st.sampled_from([0, 0, 1, 2])))
+
+
+@st.composite
+def mixes(draw: st.DrawFn, enable_caching: bool, max_groups: int = 4) -> Mix:
+    """Mixes that the engine may still refuse (InvalidInput): not every combination exists."""
+    num_groups = draw(st.sampled_from([1, 1, 2, 2, 2, 3, 4][: 3 + max_groups]))
+    equal = draw(st.sampled_from([None, None, *BLOCK_SIZES]))
+    kinds = [None] * num_groups
+    if num_groups > 1 and draw(st.booleans()):  # where hits end inside blocks: states at chunk ends beside full attention, hashed finer (R6.1)
+        kinds[:2] = ["full", "align"]
+    chosen = [draw(specs(kind, equal)) for kind in kinds]
+    sizes = [spec.block_size for spec in chosen]
+    finest = gcd(*sizes)
+    hash_block_size = draw(st.sampled_from([None, *(size for size in (1, 2, 4, 8) if finest % size == 0)])) if num_groups > 1 else None
+    can_retain = enable_caching and any(isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in chosen)
+    interval = draw(st.sampled_from([None, None, None, 0, 1, 2])) if can_retain else None
+    scheduler_block_size = 1
+    for size in sizes:
+        scheduler_block_size = scheduler_block_size * size // gcd(scheduler_block_size, size)
+    return Mix(
+        [KVCacheGroupSpec([f"layer.{index}"], spec, draw(st.sampled_from([False, False, False, True]))) for index, spec in enumerate(chosen)],
+        hash_block_size,
+        draw(st.sampled_from([False, False, False, True])),
+        None if interval is None else interval * scheduler_block_size,
+    )
