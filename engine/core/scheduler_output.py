@@ -36,7 +36,7 @@ def make_scheduler_output(
             resumed_req_ids=resumed_ids,
             all_token_ids={request.request_id: list(request.all_token_ids) for request in plan.resumed},
             new_block_ids=[
-                manager.get_block_ids(request.request_id) if request.request_id in resumed_ids else plan.new_block_ids(request) for request in cached
+                _full_table(manager, request.request_id) if request.request_id in resumed_ids else plan.new_block_ids(request) for request in cached
             ],
             num_computed_tokens=[request.num_computed_tokens for request in cached],
             num_output_tokens=[request.num_output_tokens + request.num_output_placeholders for request in cached],
@@ -49,3 +49,9 @@ def make_scheduler_output(
         kv_cache_block_copies=copies,
         new_block_ids_to_zero=to_zero if to_zero and manager.kv_cache_config.has_mamba_layers else None,
     )
+
+
+def _full_table(manager: KVCacheManager, request_id: str) -> tuple[list[int], ...] | None:
+    """Ids per group, None when no group has any: a decoder's table of encoder states may be empty."""
+    blocks = manager.get_blocks(request_id)
+    return None if blocks.is_empty() else blocks.get_block_ids()
