@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.trace.frame import Trace
+from tests.browser.saved_page import save
 from tests.browser.stage_page import block_words, free_queue
 from tests.unit.views.handmade import figure_6
-from views.stage import script, style
-from views.stage.payload import build_payload
 
 pytestmark = pytest.mark.browser
-
-
-def save(trace: Trace, folder: Path) -> str:
-    data = json.dumps({"trace_id": "saved", **build_payload(trace)}).replace("<", "\\u003c")
-    page = folder / "page.html"
-    page.write_text(
-        f"<!doctype html><meta charset='utf-8'><style>{style()}</style><div class='stage-root'></div>"
-        f"<script type='module'>{script()}\nmountStage(document.querySelector('.stage-root'), {{}}).update({data});</script>",
-        encoding="utf-8",
-    )
-    return page.as_uri()
 
 
 def test_a_trace_in_a_file_can_be_walked(new_page: Callable[..., Page], tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ def _partial_hit(words: Words, event: Any, facts: Facts) -> str:
         return PAGES
     tokens, index = count(number(facts, "num_hit_tokens"), "token"), number(facts, "logical_index")
     who = event.request_id or "It"
-    return f"The hit of {tokens} ends inside logical block {index}. {who} will write behind it, which others must not see, so {who} writes into a copy."
+    hit = f"The hit of {tokens}" if facts.get("num_hit_tokens") else "The hit"
+    return f"{hit} ends inside logical block {index}. {who} will write behind it, which others must not see, so {who} writes into a copy."
 
 
 def _own_boundary(words: Words, event: Any, facts: Facts) -> str:

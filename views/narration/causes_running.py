@@ -152,7 +152,7 @@ def _ranks_share_blocks(words: Words, event: Any, here: list[tuple[int, int]]) -
     if not here:
         return turns
     position, slot = here[-1]
-    return f"{turns} Token {position} lies in physical block {slot // size}: {slot // size} × {size} + {slot % size} = slot {slot} on this rank."
+    return f"{turns} Token {position} lies in physical block {slot // size}: {slot // size} × {size} + {slot % size} = slot {slot} there."
 
 
 def _slot_mapping(words: Words, event: Any, facts: Facts) -> str:

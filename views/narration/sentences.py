@@ -73,9 +73,16 @@ def _row_symbol(words: Words, event: e.RowUpdated) -> str:
     return "BlockTable.append_row" if event.cause.kind is CauseKind.APPENDED else "BlockTable.add_row"
 
 
+def _rank(event: e.SlotsMapped | e.KVWritten) -> str:
+    """“ on rank 1” where ranks share the blocks."""
+    rank = event.cause.facts.get("dcp_rank")
+    return f" on rank {rank}" if isinstance(rank, int) else ""
+
+
 def _slots_mapped(words: Words, event: e.SlotsMapped) -> str:
     here, group = [slot for slot in event.slots if slot >= 0], words.for_group(event.group_id)
-    where = f"{slots(here)}{group}" if here else f"no slot of this rank{group}"
+    rank = _rank(event)
+    where = f"{slots(here)}{group}{rank}" if here else f"no slot{group}{rank or ' of this rank'}"
     if len(event.slots) == 1:
         return f"Token {event.positions[0]} {words.token(event.token_ids[0])} of {event.request_id} → {where}."
     if len(here) < len(event.slots):
@@ -91,10 +98,10 @@ def _state_written(words: Words, event: e.StateWritten) -> str:
 def _kv_written(words: Words, event: e.KVWritten) -> str:
     whose = f"{words.token(event.token_ids[0])}" if len(event.slots) == 1 else count(len(event.slots), "token")
     if event.backend == "none":
-        count_as = f"{'counts' if len(event.slots) == 1 else 'count'} as filled{words.for_group(event.group_id)}"
+        count_as = f"{'counts' if len(event.slots) == 1 else 'count'} as filled{words.for_group(event.group_id)}{_rank(event)}"
         tokens = f": {words.tokens(event.token_ids)}" if len(event.token_ids) <= MAX_LISTED + 2 else ""
         return f"{slots(event.slots).capitalize()} {count_as}{tokens}."
-    return f"Keys and values of {whose} → {slots(event.slots)}{words.for_group(event.group_id)}."
+    return f"Keys and values of {whose} → {slots(event.slots)}{words.for_group(event.group_id)}{_rank(event)}."
 
 
 def _attention_computed(words: Words, event: e.AttentionComputed) -> str:

@@ -117,7 +117,10 @@ def _freed_rule(words: Words, event: e.BlocksFreed) -> str:
 
 def _blocks_skipped(words: Words, event: e.BlocksSkipped) -> str:
     become = "becomes" if len(event.logical_indices) == 1 else "become"
-    gone = f"{event.request_id} lets go of {blocks(event.block_ids)}{words.for_group(event.group_id)}"
+    ids = event.block_ids
+    falling = len(ids) > 3 and ids == list(range(ids[0], ids[0] - len(ids), -1))  # the usual case: taken in order, given back from the end
+    which = f"blocks {ids[0]} down to {ids[-1]}" if falling else blocks(ids)
+    gone = f"{event.request_id} lets go of {which}{words.for_group(event.group_id)}"
     return f"{gone}: {places(event.logical_indices)} {become} null."
 
 

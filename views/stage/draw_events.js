@@ -67,20 +67,29 @@ class SlotsPanel {
     this.title.textContent = found.frame.step === here.step ? "Slots of this step" : `Slots of step ${found.frame.step}`;
     this.formula.textContent = this.sentence(recording, found.current);
     let shown = 0;
-    recording.groups.forEach((group, groupId) => {
-      const mappings = found.mappings.filter((m) => m.group === groupId);
-      if (!mappings.length) return;
-      if (recording.hasGroups) html(this.body, "span", { class: "slots-group", title: group.title }, group.label);
+    for (const [title, mappings] of this.parts(recording, found.mappings)) {
+      if (shown) html(this.body, "span", { class: "slots-break" });
+      if (title) html(this.body, "span", { class: "slots-group" }, title);
       for (const mapping of mappings) {
         mapping.slots.forEach((_, i) => {
           shown += 1;
-          if (shown <= SLOTS_SHOWN) this.drawChip(recording, mapping, i, group.block_size, found.fresh && mapping === found.current);
+          if (shown <= SLOTS_SHOWN) this.drawChip(recording, mapping, i, found.fresh && mapping === found.current);
         });
       }
-    });
+    }
     if (shown > SLOTS_SHOWN) html(this.body, "span", { class: "muted" }, `and ${shown - SLOTS_SHOWN} more`);
     const first = this.body.querySelector(".slot-chip.now");
     if (first) this.body.scrollTop = Math.max(first.offsetTop - this.body.offsetTop - 22, 0);
+  }
+
+  // The mappings under the name of their group and their rank, where there are several.
+  parts(recording, mappings) {
+    const parts = new Map();
+    for (const mapping of mappings) {
+      const title = [recording.hasGroups ? recording.groups[mapping.group].label : "", mapping.rank === null ? "" : `rank ${mapping.rank}`].filter(Boolean).join(", ");
+      parts.set(title, [...(parts.get(title) || []), mapping]);
+    }
+    return parts;
   }
 
   // The arithmetic of the last token that has a slot here.
@@ -93,7 +102,8 @@ class SlotsPanel {
     return `token ${positions[last]} → block ${Math.floor(slot / size)} × ${size} + offset ${slot % size} = slot ${slot}`;
   }
 
-  drawChip(recording, mapping, i, size, fresh) {
+  drawChip(recording, mapping, i, fresh) {
+    const size = recording.groups[mapping.group].block_size;
     const number = mapping.slots[i];
     const here = number >= 0;
     const block = here ? Math.floor(number / size) : null;

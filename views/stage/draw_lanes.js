@@ -1,6 +1,6 @@
 // A request with several KV-cache groups: its tokens downwards, beside them one lane per group, each block as high as the tokens that it stands for.
 // And what all requests share: places of a table in words, what a lookup found, the worker's row.
-const LANE_WORDS = 8; // up to so many tokens per line have a field each, more are one line of text
+const LANE_WORDS = 8; // up to so many tokens per line have a field each, more are running text
 
 function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
   const spans = recording.groups.map((_, groupId) => recording.span(groupId));
@@ -17,7 +17,9 @@ function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
     number.style.gridRow = String(line + 2);
     const words = html(grid, "span", { class: "lane-words" });
     words.style.gridArea = `${line + 2} / 2`;
-    drawCells(words, tokens.slice(line * unit, (line + 1) * unit), unit, just ? request.token_ids.length - 1 : -1);
+    const part = tokens.slice(line * unit, (line + 1) * unit);
+    if (unit > LANE_WORDS) drawWords(words, part);
+    else drawCells(words, part, unit, just ? request.token_ids.length - 1 : -1);
   }
   tables.forEach((places, groupId) => {
     for (const place of places) drawPlace(grid, place, groupId, spans[groupId] / unit, now.has(`${groupId}/${place.logical}`));
@@ -52,9 +54,8 @@ function placeTitle(place) {
   return [`${logical} → block ${place.physical}`, holds, hashTitle(place)].filter(Boolean).join("\n");
 }
 
-// The tokens of one logical block: a field for each, or one line of text where there are too many.
+// The tokens of one logical block: a field for each.
 function drawCells(parent, tokens, span, justPosition = -1) {
-  if (span > LANE_WORDS && span > 16) return html(parent, "span", { class: "cells-text", title: tokens.map((t) => t.text).join(" ") }, tokens.map((t) => t.text).join(" "));
   const cells = html(parent, "span", { class: "cells" });
   cells.style.setProperty("--columns", Math.min(span, 4));
   for (let i = 0; i < span; i += 1) {
@@ -62,7 +63,12 @@ function drawCells(parent, tokens, span, justPosition = -1) {
     if (cell) html(cells, "span", { class: tokenClass(cell, cell.position === justPosition), title: tokenTitle(cell) }, cell.text);
     else html(cells, "span", { class: "token vacant" });
   }
-  return cells;
+}
+
+// The same as running text, where a block has too many tokens for fields of their own.
+function drawWords(parent, tokens) {
+  const text = html(parent, "span", { class: "words-of-block", title: tokens.map((t) => t.text).join(" ") });
+  for (const cell of tokens) html(text, "span", { class: tokenClass(cell, false).replace("token", "word") }, `${cell.text} `);
 }
 
 function tokenTitle(cell) {
@@ -80,7 +86,7 @@ function tokenClass(cell, just) {
 
 function physicalClass(place) {
   const id = place.physical ?? place.ghost;
-  if (place.stop) return "physical none stopped";
+  if (place.stop) return `physical none stopped${place.stop.block === null ? "" : " cached"}`;
   return `physical${id === null || id === 0 ? " none" : place.physical === null ? " ghost" : ""}`;
 }
 
@@ -93,6 +99,11 @@ function physicalText(place) {
 function physicalTitle(place) {
   if (place.stop) return `no hit: ${place.stop.words}`;
   return place.physical === null && place.ghost ? "this cached block would be adopted" : place.physical === 0 ? "the null block: nothing is kept here" : "physical block";
+}
+
+function placeNumber(place) {
+  if (place.ghost !== null || place.physical === 0) return "";
+  return place.slots ? `${place.filled}/${place.slots}` : place.state === null ? "" : `@${place.state}`;
 }
 
 function stateText(place) {
@@ -108,14 +119,13 @@ function hashTitle(place) {
 // ---------------------------------------------------------------- lookups and the worker
 
 function drawLookup(parent, recording, lookup) {
-  const box = html(parent, "div", { class: "lookup" });
+  const box = html(parent, "div", { class: `lookup${lookup.groups.length > 2 ? " many" : ""}` });
   for (const found of lookup.groups) {
-    const line = html(box, "p", {});
+    const line = html(box, "p", { title: found.stop });
     if (recording.hasGroups) html(line, "b", {}, `${recording.groups[found.group].label}: `);
-    html(line, "span", {}, `${plural(found.tokens, "token")} found`);
-    if (found.stop) html(line, "span", { class: "muted" }, `, then: ${found.stop}`);
+    html(line, "span", {}, recording.hasGroups ? String(found.tokens) : `${plural(found.tokens, "token")} found`);
+    if (found.stop) html(line, "span", { class: "muted" }, `: ${found.stop}`);
   }
-  if (recording.hasGroups) html(box, "p", { class: "muted" }, `all groups together: ${plural(lookup.tokens, "token")}${lookup.junction ? `; one alone: ${lookup.junction}` : ""}`);
 }
 
 // The worker's row beside the manager's table: it is told of new blocks only, so it may keep ids that the manager has replaced by null (R8.3).

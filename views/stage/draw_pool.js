@@ -150,5 +150,5 @@ function poolShape(count, size, width, height) {
 const FORMS = {
   words: { inset: 7, headLine: 21, top: 32, idFont: 15 },
   line: { inset: 6, headLine: 17, top: 24, idFont: 13.5 },
-  squares: { inset: 5, headLine: 16, top: 22, idFont: 12.5 },
+  squares: { inset: 5, headLine: 16, top: 22, idFont: 12 },
 };

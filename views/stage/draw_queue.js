@@ -3,7 +3,7 @@ const QUEUE_TOP = 6;
 const QUEUE_LOWER = 56;
 const QUEUE_LEFT = 46;
 const NODE_HEIGHT = 32;
-const STORY_ROOM = 270; // pixels for the words beside what left the queue
+const STORY_ROOM = 340; // pixels for the words beside what left the queue
 
 class QueuePanel {
   constructor(parent) {

@@ -196,7 +196,7 @@ class RequestsPanel {
       html(line, "span", { class: "arrow", "aria-hidden": "true" }, "→");
       html(line, "span", { class: physicalClass(place), title: physicalTitle(place) }, physicalText(place).replace(" null", ""));
       drawCells(line, tokens.slice(place.logical * span, (place.logical + 1) * span), span);
-      html(line, "span", { class: "number", title: "#filled" }, place.slots && id !== 0 && place.ghost === null ? `${place.filled}/${place.slots}` : "");
+      html(line, "span", { class: "number", title: "#filled" }, placeNumber(place));
       html(line, "span", { class: "hash", title: hashTitle(place) }, place.hashed ? "#" : "");
     }
   }

@@ -204,7 +204,15 @@ def _slots(event: Any) -> dict[str, Any] | None:
     if not isinstance(event, SlotsMapped):
         return None
     positions, slots, token_ids = list(event.positions), list(event.slots), list(event.token_ids)
-    return {"request": event.request_id, "group": event.group_id or 0, "positions": positions, "slots": slots, "token_ids": token_ids}
+    rank = event.cause.facts.get("dcp_rank")
+    return {
+        "request": event.request_id,
+        "group": event.group_id or 0,
+        "rank": rank if isinstance(rank, int) else None,
+        "positions": positions,
+        "slots": slots,
+        "token_ids": token_ids,
+    }
 
 
 def _lookup(header: TraceHeader, frame: Frame, previous: Frame | None) -> dict[str, Any] | None:
