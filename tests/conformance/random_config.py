@@ -129,7 +129,7 @@ def _derived_sizes(random: Random, scenario: Json) -> None:
     if len(sizes) == 1:
         if random.random() < (0.06 if caching else 0.2):
             scenario["hash_block_size"] = sizes[0] if caching and random.random() < 0.9 else random.choice([*finer, 2 * sizes[0]])
-    elif random.random() < (0.65 if align is not None and len(set(sizes)) == 1 else 0.15):
+    elif random.random() < (0.65 if align is not None and len(set(sizes)) == 1 else 0.25):
         scenario["hash_block_size"] = random.choice(finer[:-1] if align is not None and len(finer) > 1 else finer) if random.random() < 0.97 else 2 * common
     if caching and align is not None and block_size_of(align, scenario) > hash_block_size(scenario) and random.random() < 0.9:
         for group in scenario["groups"]:  # window and chunked groups know no hits inside a block

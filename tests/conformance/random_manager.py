@@ -6,6 +6,7 @@ most operations fit the state of their request, so that runs go deep.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -56,6 +57,7 @@ class ManagerOperations:
         self.chunky = 0.85 if self.align is not None else self.random.choice([0.1, 0.4, 0.7])
         self.odd = 0.3 if self.random.random() < 0.06 else 0.004
         self.drafts = self.random.random() < (0.7 if any(group["type"] == "rswa" for group in self.groups) else 0.2)
+        self.plan: list[Callable[[], Json]] = []  # what comes next whatever happens
         self.echoes = self.random.choice([0.2, 0.6, 0.95])  # how often a sampled token is the one with which another sequence goes on
         fine = self.align is not None and len(self.groups) > 1 and self.coarse > self.hash_size
         self.unit = self.sizes[0] if len(self.groups) == 1 else (self.hash_size if fine else scheduler_block_size(self.scenario))
@@ -96,6 +98,8 @@ class ManagerOperations:
     # ------------------------------------------------------------------ choice
     def operation(self) -> Json:
         random = self.random
+        if self.plan:
+            return self.plan.pop(0)()
         alive = [request for request in self.requests if request.status != "finished"]
         if random.random() < self.odd and self.requests:
             return self.oddity(random.choice(self.requests))
@@ -134,10 +138,15 @@ class ManagerOperations:
         self.requests.append(Guess(op["id"], tokens, len(tokens), (op.get("salt"), op.get("lora"))))
         return op
 
+    def add_prompt(self, tokens: list[int]) -> Json:
+        self.requests.append(Guess(f"R{len(self.requests)}", list(tokens), len(tokens), (None, None)))
+        return {"op": "add", "id": self.requests[-1].name, "tokens": tokens}
+
     def act(self, request: Guess) -> Json:
         random = self.random
         if request.status == "waiting":
-            kind = weighted(random, {"start": 6.0, "lookup": 0.7, "release": 0.3})
+            hopeless = request.refused and not any(other.status == "running" for other in self.requests)
+            kind = weighted(random, {"start": 1.0, "lookup": 0.4, "release": 4.0} if hopeless else {"start": 6.0, "lookup": 0.7, "release": 0.3})
             if kind == "lookup":
                 return {"op": "lookup", "id": request.name}
             return self.start(request) if kind == "start" else self.release(request)
@@ -239,19 +248,21 @@ class ManagerOperations:
         self.register(request, min(request.computed + new, len(request.tokens)))
         return op
 
-    def done(self, request: Guess) -> Json:
+    def done(self, request: Guess, at_least: int = 1) -> Json:
         op: Json = {"op": "done", "id": request.name}
         request.computed += request.pending
         request.pending = 0
         request.uncertain = False
         missing = request.computed + 1 - len(request.tokens)
         if missing > 0:
-            count = missing if self.random.random() < 0.93 else missing + self.random.choice([1, 2, 4])
-            op["tokens"] = [self.next_token(request) for _ in range(count)]
+            count = missing if self.random.random() < (0.6 if self.echoes > 0.9 else 0.93) else missing + self.random.choice([1, 2, 4])
+            op["tokens"] = [self.next_token(request) for _ in range(max(count, at_least))]
         return op
 
     def release(self, request: Guess) -> Json:
-        kind = "preempt" if self.random.random() < (0.3 if request.status == "waiting" else 0.5) else "free"
+        return self.give_back(request, "preempt" if self.random.random() < (0.15 if request.status == "waiting" else 0.5) else "free")
+
+    def give_back(self, request: Guess, kind: str) -> Json:
         request.status = "waiting" if kind == "preempt" else "finished"
         request.computed = request.pending = request.shared = 0
         request.uncertain = False

@@ -10,6 +10,7 @@ from tests.conformance.random_manager import ManagerOperations
 from tests.conformance.random_pool import random_pool_scenario
 from tests.conformance.random_prompts import Prompts
 from tests.conformance.random_scheduler import SchedulerOperations, random_scheduler_keys
+from tests.conformance.random_twins import plan_twins
 
 # What is drawn, and how often when no family is asked for.
 FAMILIES = {"attention": 0.24, "mamba": 0.22, "special": 0.12, "scheduler": 0.22, "async": 0.14, "pool": 0.06}
@@ -46,5 +47,7 @@ def random_scenario(seed: int, number: int, operations: int = 30, family: str | 
         limit = min(limit, longest_that_fits(scenario, length))
     prompts = Prompts(random, length, limit)
     draw = SchedulerOperations(random, scenario, prompts) if on_scheduler else ManagerOperations(random, scenario, prompts)
+    if isinstance(draw, ManagerOperations) and random.random() < 0.3:
+        plan_twins(draw)
     scenario["ops"] = [draw.operation() for _ in range(operations)]
     return scenario
