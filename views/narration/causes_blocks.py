@@ -76,8 +76,9 @@ def _prompt_boundary(words: Words, event: Any, facts: Facts) -> str:
 
 def _not_reachable(words: Words, event: Any, facts: Facts) -> str:
     needed = number(facts, "num_needed")
+    last = "only the last block" if needed == 1 else f"the last {count(needed, 'block')}"
     return (
-        f"A hit ends only where blocks of all groups end, and reads the last {count(needed, 'block')} before that point. "
+        f"A hit ends only where blocks of all groups end, and reads {last} before that point. "
         "No hit could ever use these, so they stay out of the prefix cache."
     )
 

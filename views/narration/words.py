@@ -130,14 +130,13 @@ def places(indices: Sequence[int]) -> str:
     """“logical block 3”, “logical blocks 0 to 4”: in ascending order, runs of neighbours joined."""
     if not indices:
         return "no logical block"
-    runs = _runs(sorted(indices))
-    pairs = [run.replace(" to ", " and ") if _is_pair(run) else run for run in runs]
-    return f"logical block {runs[0]}" if len(indices) == 1 else f"logical blocks {listed(pairs)}"
-
-
-def _is_pair(run: str) -> bool:
-    first, _, last = run.partition(" to ")
-    return bool(last) and int(last) == int(first) + 1
+    if len(indices) == 1:
+        return f"logical block {indices[0]}"
+    items: list[str] = []
+    for run in _runs(sorted(indices)):
+        first, _, last = run.partition(" to ")
+        items += [first, last] if last and int(last) == int(first) + 1 else [run]
+    return f"logical blocks {listed(items)}"
 
 
 def power_of_ten(value: float) -> str:
