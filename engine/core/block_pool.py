@@ -191,7 +191,8 @@ class BlockPool:
             return
         assert self.hash_block_size is not None, "a pool that caches needs hash_block_size"
         hashes = hashes_at_block_size(request.block_hashes, self.hash_block_size, block_size)
-        if self.strict and num_full_blocks > min(len(blocks), len(hashes)):
+        is_short = num_full_blocks > len(blocks)
+        if (is_short and (self.strict or block_mask is not None)) or (self.strict and num_full_blocks > len(hashes)):
             raise EngineError(
                 f"{num_full_blocks} blocks of {request.request_id} cannot be cached: its table has {len(blocks)}, and {len(hashes)} of its blocks are full"
             )
@@ -220,7 +221,7 @@ class BlockPool:
                 parent = hashes[index - 1] if index else None
                 report_cached(emit, request, block, key, parent, range(num_tokens - block_size, num_tokens), duplicates, num_full_blocks, why)
         if self.enable_kv_cache_events:
-            if num_full_blocks > len(blocks):
+            if is_short:
                 raise EngineError(f"block {len(blocks)} of {request.request_id} cannot be cached: its table ends before it")  # compat: what comes before was
             self._queue_stored(
                 request,

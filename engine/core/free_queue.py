@@ -77,9 +77,7 @@ class FreeKVCacheBlockQueue:
         self.append_n((block,))
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Put `blocks` at the tail: the last of them becomes the new tail."""
-        if not blocks:
-            return
+        """Put `blocks` at the tail: the last of them becomes the new tail. Nothing happens for none."""
         tail = self.fake_free_list_tail
         last = tail.prev_free_block
         assert last is not None
@@ -92,9 +90,7 @@ class FreeKVCacheBlockQueue:
         self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Put `blocks` at the head as a unit: the first of them becomes the new head."""
-        if not blocks:
-            return
+        """Put `blocks` at the head as a unit: the first of them becomes the new head. Nothing happens for none."""
         last = self.fake_free_list_head
         first = last.next_free_block
         assert first is not None

@@ -265,7 +265,10 @@ class SingleTypeKVCacheManager(ABC):
         """Drop the request's table, last block first (R1.9), and its frontier; hashes stay. `cause` travels with the event."""
         table = self.req_to_blocks.get(request_id)
         ordered = table[::-1] if table else []
-        freed = self.block_pool.free_blocks(ordered)  # raises before anything is forgotten
+        null_block = self.block_pool.null_block
+        outside_window = ordered and ordered[-1] is null_block  # then there are many of them, and nothing to give back
+        freed = self.block_pool.free_blocks([block for block in ordered if block is not null_block] if outside_window else ordered)
+        # That raises before anything is forgotten.
         self.req_to_blocks.pop(request_id, None)
         self.num_cached_block.pop(request_id, None)
         self._partial_hits.pop(request_id, None)
