@@ -389,7 +389,10 @@ class Scheduler:
             while self.running:
                 victim = self.running.pop()
                 self._preempt(victim, Cause(CauseKind.SCENARIO, {"what": "reset"}), drop_stale_output=True)
-        return self.kv_cache_manager.reset_prefix_cache()
+        ok = self.kv_cache_manager.reset_prefix_cache()
+        if reset_running_requests and not ok:
+            raise EngineError("the prefix cache cannot be reset: blocks are in use although no request is running any more")
+        return ok
 
     def take_events(self) -> list[KVCacheEvent]:
         """Hand over the KV events since the last call (R9.1)."""
