@@ -20,7 +20,6 @@ from engine.trace.events import (
     Event,
     KVWritten,
     PrefixCacheReset,
-    RecordingStopped,
     RequestAdded,
     RequestAdmitted,
     RequestFinished,
@@ -33,8 +32,8 @@ from engine.trace.events import (
     TraceStarted,
 )
 
-EVERYTHING = (TraceStarted, PrefixCacheReset, EngineFailed, RecordingStopped)
-"""After these the whole state is read again: the first one, one that touches all blocks, and ends at which anything may have happened before."""
+EVERYTHING = (TraceStarted, PrefixCacheReset, EngineFailed)
+"""After these the whole state is read again: the first one, one that touches all blocks, and the end of a run that broke off somewhere."""
 TABLES = (BlocksTouched, BlocksAllocated, BlocksFreed, BlocksSkipped, StateBlocksArranged, CopyQueued)
 """The block table of the event's request and group changed."""
 FREE_QUEUE = (BlocksTouched, BlocksAllocated, BlocksFreed, BlocksSkipped, CopyQueued)

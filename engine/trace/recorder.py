@@ -62,7 +62,7 @@ class Recorder:
         if len(self.trace.frames) >= self._max_frames:
             self.is_full = True
             cause = Cause(CauseKind.RECORDER_FULL, {"max_frames": self._max_frames})
-            self._append(RecordingStopped(cause=cause, num_frames=len(self.trace.frames)))
+            self._append(RecordingStopped(cause=cause, num_frames=len(self.trace.frames)), after=event)
             return
         previous = self.trace.frames[-1] if self.trace.frames else None
         frame = self._append(event)
@@ -74,8 +74,9 @@ class Recorder:
         """Record the last frame of a run that raised: the state as it is, unchecked, and the sentence."""
         self._append(EngineFailed(cause=Cause(CauseKind.ERROR), message=message))
 
-    def _append(self, event: Event) -> Frame:
-        state = self._capture(event)
+    def _append(self, event: Event, after: Event | None = None) -> Frame:
+        """A frame for `event` with the state after it, or after an event that gets no frame of its own."""
+        state = self._capture(after if after is not None else event)
         frame = Frame(seq=len(self.trace.frames), step=self.step, op=self._op, op_index=self._op_index, event=cast(AnyEvent, event), **state._asdict())
         self.trace.frames.append(frame)
         return frame

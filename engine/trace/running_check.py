@@ -38,14 +38,14 @@ class RunningCheck:
         """Violations in `frame`, given that `previous` is the frame checked before. Looks at all of it when it is the first, when its sequences are
         no `SharedSequence`s, when the pool is small, and from time to time. O(changes · log blocks) otherwise."""
         self._until_full -= 1
-        if previous is None or len(frame.blocks) <= SMALL_POOL or not _shared(frame) or not _shared(previous):
+        if len(frame.blocks) <= SMALL_POOL or not _shared(frame):
             self._recount = None
             return check_integrity(frame, previous)
-        if self._recount is None or self._until_full <= 0 or len(frame.blocks) != len(previous.blocks):
-            self._until_full = len(frame.blocks) // BLOCKS_PER_FRAME
-            self._begin(frame)
-            return check_integrity(frame, previous)
-        return self._check_changes(frame, previous, self._recount)
+        if previous is not None and self._recount is not None and self._until_full > 0 and len(frame.blocks) == len(previous.blocks):
+            return self._check_changes(frame, previous, self._recount)
+        self._until_full = len(frame.blocks) // BLOCKS_PER_FRAME
+        self._begin(frame)
+        return check_integrity(frame, previous)
 
     def _begin(self, frame: Frame) -> None:
         self._recount = Recount(frame)

@@ -74,7 +74,7 @@ def sessions(draw: st.DrawFn) -> Session:
         "max_num_batched_tokens": draw(st.sampled_from([8, 16, 64])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
-        "async_scheduling": draw(st.booleans()) and not {ALIGN, ALIGN_DRAFTS} & {*groups},
+        "async_scheduling": draw(st.booleans()),
         **more,
     }
     try:

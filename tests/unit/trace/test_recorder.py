@@ -39,6 +39,21 @@ def test_a_full_recorder_says_so_once_and_loses_nothing_before() -> None:
     assert recorder.is_full
 
 
+def test_the_event_that_found_no_room_is_still_followed() -> None:
+    """The last frame shows the state after it, so whoever reads the state must hear of it, and of nothing after."""
+    heard: list[Event] = []
+
+    def capture(event: Event) -> Snapshot:
+        heard.append(event)
+        return snapshot(f.frame())
+
+    recorder = Recorder(f.trace(), capture, max_frames=1)
+    events = [StepStarted(cause=f.CAUSE, token_budget=budget) for budget in range(3)]
+    for event in events:
+        recorder.emit(event)
+    assert heard == events[:2]
+
+
 def test_a_broken_state_stops_the_run_and_stays_in_the_trace() -> None:
     recorder = Recorder(f.trace(), lambda event: snapshot(f.frame(free_queue=())), max_frames=10)
     with pytest.raises(IntegrityError, match="frame 0 breaks"):
