@@ -7,7 +7,7 @@ R3.4, R3.43, R3.50). Others may delay such a request, but when they are gone it 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import lcm
+from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from engine.core.full_attention_manager import SinkFullAttentionManager
@@ -98,12 +98,19 @@ def num_blocks_for_prompt(num_prompt: int, config: SchedulerConfig, manager: KVC
     if config.long_prefill_token_threshold:
         chunk = min(chunk, config.long_prefill_token_threshold)
     in_flight = chunk if config.async_scheduling else 0
-    last = num_prompt - chunk
     in_steps = max(
-        sum(_num_held(group, max(0, start - in_flight), start + chunk, num_prompt, is_async=config.async_scheduling) for group in groups)
-        for start in range(max(0, last - _period(groups)), last + 1)
+        sum(_num_held(group, max(0, start - in_flight), min(start + chunk, num_prompt), num_prompt, is_async=config.async_scheduling) for group in groups)
+        for start in range(0, num_prompt, _gap_between_starts(manager, chunk))
     )
     return max(at_gate, in_steps) + for_hits
+
+
+def _gap_between_starts(manager: KVCacheManager, chunk: int) -> int:
+    """Every multiple of it may be where a step of `chunk` prompt tokens begins: they follow each other from the start, or from where a hit ends."""
+    coordinator = manager.coordinator
+    if any(isinstance(group, MambaManager) and group.mamba_cache_mode == "align" for group in coordinator.single_type_managers):
+        return 1  # chunks are cut at the ends of states
+    return gcd(chunk, coordinator.cache_hit_alignment_tokens) if coordinator.enable_caching else chunk
 
 
 def num_blocks_for_outputs(num_prompt: int, num_tokens: int, config: SchedulerConfig, manager: KVCacheManager, enough: int) -> int:
@@ -133,8 +140,8 @@ def _num_held(group: SingleTypeKVCacheManager, num_processed: int, num_tokens: i
     if isinstance(spec, MambaSpec):
         if spec.mamba_cache_mode != "align":
             return num_blocks + spec.num_speculative_blocks - max(0, num_processed - 1) // size
-        # The state that it goes on from and the one it writes; several of the former while steps are on their way.
-        return min(num_blocks, num_blocks if is_async else 2) + spec.num_speculative_blocks
+        # The state that it goes on from and the one it writes; while steps are on their way, more of the former stay, at most one for each block.
+        return (num_blocks if is_async else min(num_blocks, 2)) + spec.num_speculative_blocks
     if isinstance(spec, RSWASpec):
         first = ceil_div(num_prompt, size)
         return num_blocks - max(0, max(num_prompt, num_processed - spec.rswa_window) // size - first)

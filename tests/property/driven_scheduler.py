@@ -109,18 +109,19 @@ class DrivenScheduler:
         (ended,) = self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
         assert ended is self.requests[request_id]
 
-    def run_to_end(self) -> str | None:
-        """Step until nothing is left; None, or the request at which nothing goes on."""
-        num_steps_in_vain, num_known = 0, -1
+    def run_to_end(self, patience: int = 4 * MAX_MODEL_LEN) -> str | None:
+        """Step until nothing is left; None, or the request at which nothing goes on: no token came in `patience` steps, or two steps in a row were idle."""
+        num_in_vain, num_idle, num_known = 0, 0, -1
         while self.scheduler.has_unfinished_requests() or self.in_flight:
             if len(self.in_flight) < self.max_in_flight:
-                self.schedule()
+                output = self.schedule()
+                num_idle = 0 if output.num_scheduled_tokens or output.preempted_req_ids else num_idle + 1
             while len(self.in_flight) == self.max_in_flight or (self.in_flight and not self.scheduler.has_unfinished_requests()):
                 self.update()
             self.check()
             num_known_before, num_known = num_known, sum(request.num_tokens for request in self.requests.values())
-            num_steps_in_vain = num_steps_in_vain + 1 if num_known == num_known_before else 0
-            if num_steps_in_vain > 4 * MAX_MODEL_LEN and self.scheduler.requests:
+            num_in_vain = num_in_vain + 1 if num_known == num_known_before else 0
+            if (num_in_vain > patience or num_idle > self.max_in_flight) and self.scheduler.requests:
                 return next(iter(self.scheduler.requests))
         return None
 

@@ -43,10 +43,13 @@ class Mix:
         return len(self.groups) + spec_blocks + sum(spec.sink_len // spec.block_size for spec in self.specs if isinstance(spec, SinkFullAttentionSpec))
 
 
+KINDS = ("full", "full", "mla", "swa", "swa", "chunked", "all", "align", "align", "none", "rswa", "sink")
+
+
 @st.composite
-def specs(draw: st.DrawFn, kind: str | None = None, block_size: int | None = None) -> KVCacheSpec:
-    """One spec; `kind` and `block_size` None: any."""
-    kind = kind or draw(st.sampled_from(["full", "full", "mla", "swa", "swa", "chunked", "all", "align", "align", "none", "rswa", "sink"]))
+def specs(draw: st.DrawFn, kind: str | None = None, block_size: int | None = None, kinds: tuple[str, ...] = KINDS) -> KVCacheSpec:
+    """One spec; `kind` and `block_size` None: any, of `kinds`."""
+    kind = kind or draw(st.sampled_from(kinds))
     size = block_size or draw(st.sampled_from(BLOCK_SIZES))
     if kind == "full":
         return FullAttentionSpec(size)
@@ -64,14 +67,14 @@ def specs(draw: st.DrawFn, kind: str | None = None, block_size: int | None = Non
 
 
 @st.composite
-def mixes(draw: st.DrawFn, enable_caching: bool, max_groups: int = 4) -> Mix:
+def mixes(draw: st.DrawFn, enable_caching: bool, kinds: tuple[str, ...] = KINDS) -> Mix:
     """Mixes that the engine may still refuse (InvalidInput): not every combination exists."""
-    num_groups = draw(st.sampled_from([1, 1, 2, 2, 2, 3, 4][: 3 + max_groups]))
+    num_groups = draw(st.sampled_from([1, 1, 2, 2, 2, 3, 4]))
     equal = draw(st.sampled_from([None, None, *BLOCK_SIZES]))
-    kinds = [None] * num_groups
-    if num_groups > 1 and draw(st.booleans()):  # where hits end inside blocks: states at chunk ends beside full attention, hashed finer (R6.1)
-        kinds[:2] = ["full", "align"]
-    chosen = [draw(specs(kind, equal)) for kind in kinds]
+    fixed: list[str | None] = [None] * num_groups
+    if num_groups > 1 and "align" in kinds and draw(st.booleans()):  # where hits end inside blocks: states at chunk ends beside full attention (R6.1)
+        fixed[:2] = ["full", "align"]
+    chosen = [draw(specs(kind, equal, kinds)) for kind in fixed]
     sizes = [spec.block_size for spec in chosen]
     finest = gcd(*sizes)
     hash_block_size = draw(st.sampled_from([None, *(size for size in (1, 2, 4, 8) if finest % size == 0)])) if num_groups > 1 else None
