@@ -9,10 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine.core.output import SamplingParams
 from engine.errors import InvalidInput
-from engine.trace import codec
-from engine.trace.events import EVENT_KINDS, AnyEvent, kind_of
+from engine.session import Session
+from engine.session_config import RequestSpec, SessionConfig
+from engine.trace import codec, codec_wire
+from engine.trace.events import EVENT_KINDS, AnyEvent, RequestPreempted, kind_of
 from engine.trace.frame import Trace
+from engine.trace.shared_sequence import SharedSequence
 from tests.unit.trace import frames as f
 
 
@@ -29,6 +33,53 @@ def test_round_trip_is_exact_and_shares_what_did_not_change() -> None:
     assert codec.encode_json(back) == data
     assert back.frames[0].blocks[1] is back.frames[1].blocks[1]
     assert len(json.loads(data)["block_states"]) == 4
+
+
+def recorded(num_blocks: int = 16) -> Trace:
+    """Two requests that share a prefix and preempt each other in a small pool."""
+    requests = tuple(
+        RequestSpec(name, tuple(range(18)), SamplingParams(max_tokens=22, forced_token_ids=tuple(range(22))), arrival_step=step)
+        for name, step in (("A", 1), ("B", 3))
+    )
+    return Session(SessionConfig(num_blocks=num_blocks, block_size=4), requests, vocabulary=str).run_to_end()
+
+
+def test_a_recorded_run_comes_back_sharing_as_much_as_the_live_one() -> None:
+    trace = recorded()
+    assert any(isinstance(frame.event, RequestPreempted) for frame in trace.frames)
+    back = codec.decode_json(codec.encode_json(trace))
+    assert back == trace
+    for frames in (trace.frames, back.frames):
+        for before, frame in zip(frames, frames[1:], strict=False):
+            for name in ("blocks", "free_queue", "hash_map", "requests"):
+                new, old = getattr(frame, name), getattr(before, name)
+                assert isinstance(new, SharedSequence)
+                assert (new is old) == (new == old)
+
+
+def test_however_frames_keep_their_sequences_the_bytes_are_the_same() -> None:
+    trace = recorded()
+    names = ("blocks", "free_queue", "hash_map", "requests")
+    frames = [msgspec.structs.replace(frame, **{name: tuple(getattr(frame, name)) for name in names}) for frame in trace.frames]
+    assert codec.encode_json(Trace(trace.header, frames, trace.complete)) == codec.encode_json(trace)
+
+
+def test_a_frame_of_a_large_pool_is_written_as_what_changed() -> None:
+    """4,096 blocks, two requests of ten: a frame after the first one names about as many blocks as its event, and the queue by what left and joined."""
+    trace = recorded(4_096)
+    frames = json.loads(codec.encode_json(trace))["frames"]
+    assert len(frames[0]["blocks"]) == 4_096
+    assert len(frames[0]["free_queue"]["whole"]) == 4_095
+    assert sum(len(frame.get("blocks", ())) for frame in frames[1:]) < 2 * len(frames)
+    moved = [frame["free_queue"] for frame in frames[1:] if "free_queue" in frame]
+    assert 0 < sum(len(ids) for moves in moved for ids in moves.values()) < 100
+
+
+def test_lists_that_grow_stand_once() -> None:
+    """A's 40 tokens and ten hashes grow one by one through the whole run."""
+    data = json.loads(codec.encode_json(recorded()))
+    assert sum(len(ids) == 40 for ids in data["int_lists"]) == 2
+    assert [len(digests) for digests in data["hash_lists"]] == [10, 10]
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
@@ -62,6 +113,42 @@ def test_another_version_says_both_versions() -> None:
     data = json.loads(codec.encode_json(two_frames()))
     data["version"] = 99
     with pytest.raises(InvalidInput, match=r"t.json is a trace of version 99, but this Pagewalk reads version 2: run its scenario again"):
+        codec.decode_json(json.dumps(data).encode(), "t.json")
+
+
+def test_a_file_that_unfolds_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One list may be named by many states."""
+    data = codec.encode_json(recorded())
+    monkeypatch.setattr(codec_wire, "MAX_ELEMENTS", 100)
+    with pytest.raises(InvalidInput, match=r"t\.json unfolds to more than 100 list elements, which is more than a trace may have"):
+        codec.decode_json(data, "t.json")
+
+
+@pytest.mark.parametrize(
+    ("table", "value"),
+    [
+        ("frames.1.blocks", [[99, 0]]),
+        ("frames.1.num_blocks", 7),
+        ("frames.1.num_blocks", -1),
+        ("frames.1.free_queue", {"out": [99]}),
+        ("frames.1.free_queue", {"tail": [3]}),
+        ("frames.1.hash_map", {"out": ["ab:0"], "tail": [["cd:0", [1]], ["cd:0", [1]]]}),
+        ("frames.1.requests", [[0, 5]]),
+        ("frames.1.rows", [0]),
+        ("request_states.0.token_ids", [0, 7]),
+        ("request_states.0.token_ids", [0, -1]),
+        ("request_states.0.token_ids", [-1, 1]),
+        ("request_states.0.block_hashes", [1, 0]),
+    ],
+)
+def test_what_does_not_fit_together_is_found(table: str, value: object) -> None:
+    data = json.loads(codec.encode_json(two_frames()))
+    place = data
+    *path, last = table.split(".")
+    for part in path:
+        place = place[int(part) if part.isdigit() else part]
+    place[last] = value
+    with pytest.raises(InvalidInput, match=r"t\.json is damaged: a frame refers to something that is not in the file; record it again"):
         codec.decode_json(json.dumps(data).encode(), "t.json")
 
 
