@@ -130,6 +130,17 @@ class DumbModel:
             self.states[block_id] = (group_id, work.prefix(num_tokens))
 
     # ------------------------------------------------------------------ the prefix cache
+    def check_hit(self, request: Request, blocks: Iterable[Sequence[Any]], num_tokens: int) -> None:
+        """Whoever adopts these blocks for its first `num_tokens` tokens finds in them all that the next token reads."""
+        work = Work("(hit)", request.cache_salt, request.all_token_ids, request.num_prompt_tokens, num_tokens, num_tokens)
+        self.set_row(work.request_id, [[0 if block.is_null else block.block_id for block in group] for group in blocks])
+        for group_id, spec in enumerate(self.specs):
+            if isinstance(spec, MambaSpec):
+                self.read_state(work, group_id, spec)
+            elif not isinstance(spec, CrossAttentionSpec):
+                self.read_keys(work, group_id, spec)
+        del self.rows[work.request_id]
+
     def learn(self, request: Request, hash_block_size: int) -> None:
         """What the request's hashes stand for; one hash never stands for two prefixes."""
         for index, block_hash in enumerate(request.block_hashes):

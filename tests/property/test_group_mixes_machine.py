@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -33,7 +35,7 @@ class GroupMixesMachine(RuleBasedStateMachine):
             }
         ),
     )
-    def build(self, data: st.DataObject, enable_caching: bool, recording: bool, num_spare: int, settings_: dict[str, object]) -> None:
+    def build(self, data: st.DataObject, enable_caching: bool, recording: bool, num_spare: int, settings_: dict[str, Any]) -> None:
         mix = data.draw(mixes(enable_caching))
         try:
             self.it = DrivenScheduler(
