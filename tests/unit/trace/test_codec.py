@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -50,7 +51,7 @@ def test_a_recorded_run_comes_back_sharing_as_much_as_the_live_one() -> None:
     back = codec.decode_json(codec.encode_json(trace))
     assert back == trace
     for frames in (trace.frames, back.frames):
-        for before, frame in zip(frames, frames[1:], strict=False):
+        for before, frame in pairwise(frames):
             for name in ("blocks", "free_queue", "hash_map", "requests"):
                 new, old = getattr(frame, name), getattr(before, name)
                 assert isinstance(new, SharedSequence)
