@@ -187,3 +187,14 @@ print(sorted({"torch", "streamlit", "transformers", "triton"} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_planning_ahead_changes_no_word() -> None:
+    """R7.7: with two batches in flight the model computes the same tokens, in one step of planning more."""
+    data = load_scenario("figure-7").plain() | {"notes": [], "expect": []}
+    data["config"] = data["config"] | {"async_scheduling": True}
+    trace = run(scenario_from_data(data), interpreted_layers=()).trace
+    assert trace.complete
+    assert {r.request_id: r.token_ids for r in trace.frames[-1].requests} == {
+        r.request_id: r.token_ids for r in run_on_tiny("figure-7").trace.frames[-1].requests
+    }
