@@ -122,6 +122,8 @@ def where_freed(event: Any) -> str:
 
 def _prepared(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.BlocksFreed):
+        if event.appended and not event.prepended:
+            return "This order is the scene's own: today's vLLM would have put blocks without a hash first. All hashes stay."
         return (
             "Blocks without a hash go to the head and hashed ones to the tail, each in the order in which they are freed: that is how the scene arranges them."
         )

@@ -98,6 +98,8 @@ def _skipped_caching_rule(words: Words, event: e.CachingSkipped) -> str:
 
 def _blocks_freed(words: Words, event: e.BlocksFreed) -> str:
     if event.cause.kind is CauseKind.PREPARED:
+        if event.appended and not event.prepended:
+            return f"The free queue is laid out anew: {listed(event.appended)}."
         first = f"{listed(event.prepended)} come first" if event.prepended else ""
         last = f"{listed(event.appended)} come last" if event.appended else ""
         return f"The free queue is laid out: {'; '.join(part for part in (first, last) if part) or 'it stays as it is'}."

@@ -258,6 +258,9 @@ def test_a_scene_that_arranges_the_queue_says_who_does_it() -> None:
     freed = say(e.BlocksFreed(cause=cause, block_ids=[9, 8], prepended=[9], appended=[8], still_referenced=[]))
     assert taken.text == "The scenario takes hold of blocks 8 and 9, to lay the queue out anew."
     assert freed.text == "The free queue is laid out: 9 come first; 8 come last."
+    anew = say(e.BlocksFreed(cause=cause, block_ids=[8, 9], prepended=[], appended=[8, 9], still_referenced=[]))
+    assert anew.text == "The free queue is laid out anew: 8 and 9."
+    assert anew.why.startswith("This order is the scene's own")
 
 
 def test_places_are_listed_in_order_and_runs_are_joined() -> None:
