@@ -39,6 +39,7 @@ from engine.trace.events import (
     TraceStarted,
 )
 from engine.trace.frame import Frame, Trace, TraceHeader
+from engine.trace.integrity import ABOUT_CONTENTS
 from engine.trace.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ class Session:
         self._scheduler = self._make_scheduler()
         self._block_size = config.group_specs()[0].kv_cache_spec.block_size
         self._capture = StateCapture(self._scheduler, self._block_size, self._requests, self._pins)
-        self._recorder = Recorder(self.trace, self._capture, max_frames=config.max_frames)
+        tolerated = ABOUT_CONTENTS if config.compat is not None else ()
+        self._recorder = Recorder(self.trace, self._capture, max_frames=config.max_frames, tolerated=tolerated)
         self._check(requests, model_name)
         self._ops = self._operations()
 

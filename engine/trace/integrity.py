@@ -19,6 +19,10 @@ _PENDING_OPS = ("schedule", "execute_model")
 """Operations during which a hashed block may still wait for its keys and values: hashes are registered before the forward pass (R7.7, S9)."""
 
 
+ABOUT_CONTENTS = frozenset({"only full blocks are hashed", "a hashed state is the one its key names"})
+"""Invariants about what lies in hashed blocks. vLLM 0.27.0 breaks them where it registers tokens that nobody computes after all."""
+
+
 class Violation(msgspec.Struct, frozen=True):
     """One broken invariant: its name, the sentence to show, and the block it is about (None: the pool as a whole)."""
 

@@ -12,12 +12,10 @@ from engine.capture import COPY_PIN, SINK_PIN, StateCapture
 from engine.core.full_attention_manager import SinkFullAttentionManager
 from engine.errors import InvalidInput
 from engine.trace.events import CopyQueued, Event
-from engine.trace.integrity import Recount, Violation, check_block, check_names, check_pool
+from engine.trace.integrity import ABOUT_CONTENTS, Recount, Violation, check_block, check_names, check_pool
 from engine.trace.recorder import Snapshot
 from tests.property.driven_scheduler import DrivenScheduler
 from tests.property.group_mixes import mixes
-
-ABOUT_CONTENTS = ("only full blocks are hashed", "a hashed state is the one its key names")
 
 
 class Listener:

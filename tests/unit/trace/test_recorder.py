@@ -6,7 +6,7 @@ import pytest
 
 from engine.trace.events import EngineFailed, Event, RecordingStopped, StepStarted
 from engine.trace.frame import Frame
-from engine.trace.integrity import IntegrityError
+from engine.trace.integrity import ABOUT_CONTENTS, IntegrityError, check_integrity
 from engine.trace.recorder import Recorder, Snapshot
 from tests.unit.trace import frames as f
 
@@ -59,6 +59,17 @@ def test_a_broken_state_stops_the_run_and_stays_in_the_trace() -> None:
     with pytest.raises(IntegrityError, match="frame 0 breaks"):
         recorder.emit(EVENT)
     assert len(recorder.trace.frames) == 1
+
+
+def test_a_run_that_reproduces_mistakes_may_break_what_it_must() -> None:
+    half = f.with_block(f.frame(), 1, token_ids=(10, 11, None, None), num_filled=2)
+    recorder = Recorder(f.trace(), lambda event: snapshot(half), max_frames=10, tolerated=ABOUT_CONTENTS)
+    recorder.begin_op("update_from_output")
+    recorder.emit(EVENT)
+    assert {v.invariant for v in check_integrity(recorder.trace.frames[0])} == {"only full blocks are hashed"}
+    recorder = Recorder(f.trace(), lambda event: snapshot(f.frame(free_queue=())), max_frames=10, tolerated=ABOUT_CONTENTS)
+    with pytest.raises(IntegrityError):
+        recorder.emit(EVENT)
 
 
 def test_a_failure_is_the_last_frame_even_when_the_state_is_broken() -> None:
