@@ -45,7 +45,8 @@ class SchedulerOperations:
         self.open = 0
         self.names: list[str] = []
         self.tokens: list[list[int]] = []
-        self.steps: dict[str, int] = {}
+        self.steps: dict[str, int] = {}  # since it was added, of requests that were not aborted
+        self.ends: dict[str, int] = {}  # steps after which a request alone is done
         self.most = random.choice([3, 5, 8, 12])
         self.longest_output = random.choice([2, 4, 8, 20])
         self.gives = random.random() < (0.35 if not chunks else 0.04 if self.asynchronous else 0.25)
@@ -55,8 +56,10 @@ class SchedulerOperations:
         random = self.random
         if not self.names:
             return self.add()
-        burst = len(self.names) < 3
-        arrivals = (4.0 if burst else 1.6) if len(self.names) < self.most else 0.2
+        busy = sum(steps < self.ends[name] for name, steps in self.steps.items())
+        arrivals = (4.0 if len(self.names) < 3 else 1.6) if len(self.names) < self.most else 0.2
+        if busy < 2:
+            arrivals = max(arrivals, 12.0 if busy == 0 else 3.0)
         kind = weighted(random, {"step": 8.0, "add": arrivals, "abort": 0.35 * self.disturbs, "reset": 0.3 * self.disturbs})
         if kind == "add":
             return self.add()
@@ -120,4 +123,5 @@ class SchedulerOperations:
         self.names.append(name)
         self.tokens.append(tokens)
         self.steps[name] = 0
+        self.ends[name] = op.get("out_max", 1000) + len(tokens) // self.scenario.get("max_batched_tokens", 8192) + 1
         return op
