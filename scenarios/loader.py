@@ -20,6 +20,15 @@ from scenarios.yaml_source import MAX_BYTES, Source, read_yaml
 
 LIBRARY = Path(__file__).parent / "library"
 GROUPS = ("paper", "vllm", "limits", "bugs")
+READING_ORDER = (
+    *("figure-6", "figure-7"),
+    *("figure-6-v1", "same-prompt-twice", "duplicates", "same-step-sharing", "salt-and-adapter", "chunked-prefill"),
+    *("eviction-order", "touch-rescues", "docs-prefix-caching-printed", "docs-prefix-caching"),
+    *("preemption", "one-victim-two-heirs", "several-victims"),
+    *("sliding-window", "hybrid-full-and-window", "fixed-point", "docs-hybrid-printed", "docs-hybrid"),
+    *("mamba-all", "mamba-align", "partial-hit-copy", "latent-attention", "decode-context-parallelism"),
+)
+"""Scenes that build on each other; those that are not named follow behind the others of their group, by name."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,11 @@ class SceneInfo:
 
 
 def library_files() -> dict[str, Path]:
-    """Scene id -> file, group by group and by name within a group."""
-    return {path.stem: path for group in GROUPS for path in sorted((LIBRARY / group).glob("*.yaml"))}
+    """Scene id -> file, group by group, within a group in reading order."""
+    places = {scene_id: place for place, scene_id in enumerate(READING_ORDER)}
+    files = [path for group in GROUPS for path in sorted((LIBRARY / group).glob("*.yaml"))]
+    files.sort(key=lambda path: (GROUPS.index(path.parent.name), places.get(path.stem, len(places)), path.stem))
+    return {path.stem: path for path in files}
 
 
 def list_scenarios() -> list[SceneInfo]:

@@ -13,7 +13,7 @@ from engine.trace.codec import decode_json, encode_json
 from engine.trace.events import CauseKind, TokenSampled
 from scenarios import RunResult, ScenarioError, list_scenarios, load_scenario, open_session, resolve_notes, run, scenario_from_data
 from scenarios.expectations import select, selector_text
-from scenarios.loader import GROUPS, LIBRARY, library_files
+from scenarios.loader import GROUPS, LIBRARY, READING_ORDER, library_files
 from scenarios.schema import json_schema
 from tests.scenarios.conftest import WordTokenizer
 
@@ -119,6 +119,15 @@ def test_the_list_is_what_a_gallery_needs() -> None:
     assert [s.id for s in scenes if s.group == "paper"][:2] == ["figure-6", "figure-7"]
     assert all(s.title and s.goal and s.source for s in scenes)
     assert [GROUPS.index(s.group) for s in scenes] == sorted(GROUPS.index(s.group) for s in scenes)
+
+
+def test_the_reading_order_names_scenes_that_are_there_and_holds_within_a_group() -> None:
+    ids = list(library_files())
+    assert sorted(set(READING_ORDER)) == sorted(READING_ORDER)
+    assert set(READING_ORDER) <= set(ids)
+    for group in GROUPS:
+        here = [scene for scene in ids if library_files()[scene].parent.name == group]
+        assert [scene for scene in here if scene in READING_ORDER] == [scene for scene in READING_ORDER if scene in here]
 
 
 @pytest.mark.parametrize("scene", SCENES)
