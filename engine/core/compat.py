@@ -14,6 +14,8 @@ the release is plainly wrong; that is how its decisions are compared with record
   hash unit, whose parent nobody may have heard of
 - asynchronous steps and a state at the prompt's last hash boundary: registered once here; there again when the next step already overwrites that state
 - chunks that begin inside a block: a hit that ends in the chunk before needs that chunk's blocks here; there it is taken without any of them
+- two specs of full attention in one hybrid: the hits of both are cut to the common length here; there the second one's blocks beyond it are adopted too,
+  and written over
 - sink attention: works here; there its manager cannot be built (R1.16)
 - sliding-window or chunked groups beside Mamba states with finer hashes: hits of whole blocks here; there every lookup fails (R6.2)
 """

@@ -139,9 +139,11 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
             hit_length = current
             if one_pass:
                 break
-        if first.is_full_attention:
-            for group_id in first.group_ids:
-                del blocks[group_id][-(-hit_length // first.block_size) :]
+        # Full attention was looked up once, for the first candidate. In compat mode only the first spec's hit is cut to what all can serve.
+        for group in self.attention_groups if self.settings.compat is None else self.attention_groups[:1]:
+            if group.is_full_attention:
+                for group_id in group.group_ids:
+                    del blocks[group_id][-(-hit_length // group.block_size) :]
         return CacheHit(tuple(blocks), hit_length, longest if longest > hit_length else 0)
 
     def _max_length(self, group: SpecGroup, current: int, drop: bool, max_cache_hit_length: int) -> int:

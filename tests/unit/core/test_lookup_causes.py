@@ -13,6 +13,7 @@ from engine.core.kv_cache_spec import (
     KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
 )
 from engine.core.request import Request, RequestStatus
@@ -168,3 +169,15 @@ def test_a_state_that_this_step_writes_is_refused() -> None:
     assert refused.cause.kind is CauseKind.STATE_NOT_WRITTEN
     rig.manager.new_step_starts(2)
     assert rig.manager.allocate_slots(b, 13 - hit.num_tokens, hit.num_tokens, hit.blocks) is not None
+
+
+def test_every_full_attention_group_is_cut_to_the_common_hit() -> None:
+    """R4.4: a block beyond the hit would be shared and then written. With compat 0.27.0 the second spec's hit stays longer, as there."""
+    specs = (FullAttentionSpec(4), MLAAttentionSpec(4), SlidingWindowSpec(4, sliding_window=8))
+    for compat, lengths in ((None, [2, 2, 2]), ("0.27.0", [2, 4, 2])):
+        rig = Rig(*specs, compat=compat)
+        a = rig.start(rig.request("A", range(16)))
+        rig.manager.evict_blocks(set(rig.manager.get_block_ids(a.request_id)[2][2:]))
+        hit = rig.manager.get_computed_blocks(rig.request("B", range(17)))
+        assert hit.num_tokens == 8
+        assert [len(blocks) for blocks in hit.blocks.blocks] == lengths
