@@ -165,10 +165,9 @@ class BlockPool:
             block.block_hash = key
             block.block_hash_num_tokens = num_tokens
         else:
-            extra = self.cached_block_hashes_by_block.setdefault(block.block_id, set())
-            if key == block.block_hash or key in extra:
+            if self.has_key(block, key):
                 return
-            extra.add(key)
+            self.cached_block_hashes_by_block.setdefault(block.block_id, set()).add(key)
         self.cached_block_hash_to_block.insert(key, block)
 
     def cache_full_blocks(

@@ -15,6 +15,7 @@ from engine.core.kv_cache_block import KVCacheBlock
 from engine.core.kv_cache_spec import KVCacheSpec, MambaSpec
 from engine.core.request import Request
 from engine.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+from engine.errors import EngineError
 from engine.trace.events import Cause, CauseKind, StateBlocksArranged
 
 
@@ -125,7 +126,7 @@ class MambaManager(SingleTypeKVCacheManager):
         table = self.req_to_blocks.setdefault(request_id, [])
         num_held = len(table)
         num_required = -(-num_tokens_main_model // self.block_size) + self.num_speculative_blocks
-        partial_hit = self._partial_hits.pop(request_id, None)
+        partial_hit = self._partial_hits.get(request_id)
         if num_required <= num_held and partial_hit is None:
             return []
         runs = request_id in self._has_running_state
@@ -139,9 +140,10 @@ class MambaManager(SingleTypeKVCacheManager):
         if partial_hit is not None:
             index, source = partial_hit
             if runs:
-                self._move_entry_to_copy(request_id, index, source)
+                self._move_entry_to_copy(request_id, index, source, num_required - len(table))
             else:
                 copies = [self._redirect_to_copy(request_id, index, source)]
+            del self._partial_hits[request_id]
         self._has_running_state.add(request_id)
         num_new = num_required - len(table)
         if num_new > 0:
@@ -171,12 +173,16 @@ class MambaManager(SingleTypeKVCacheManager):
                 )
             )
 
-    def _move_entry_to_copy(self, request_id: str, index: int, source: KVCacheBlock) -> None:
+    def _move_entry_to_copy(self, request_id: str, index: int, source: KVCacheBlock, num_new: int) -> None:
         """Producer side of copy-on-write (R6.5): the request goes on writing into `source`, because a running request's row at the worker only grows, so
         the cache entry moves to a new block, which nobody holds but the copy."""
-        assert self.req_to_blocks[request_id][index] is source
+        table = self.req_to_blocks[request_id]
         num_tokens = source.block_hash_num_tokens
         destination = self.block_pool.get_new_blocks(1, request_id)[0]
+        if index >= len(table) or table[index] is not source:
+            if not self.block_pool.strict:
+                self.block_pool.get_new_blocks(max(num_new, 0))  # vLLM took all new blocks before it noticed
+            raise EngineError(f"block {source.block_id}, which {request_id} registered, is no longer in its table")
         self.block_pool.move_block_hashes(source, destination)
         self.pending_copies.append((source, destination))
         source.ref_cnt += 1

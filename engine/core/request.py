@@ -8,7 +8,7 @@ from enum import IntEnum
 from engine.core.block_hash import BlockHash
 from engine.core.extra_keys import MultiModalFeature, check_mm_features, check_prompt_embeds
 from engine.core.output import SamplingParams
-from engine.errors import InvalidInput
+from engine.errors import EngineError, InvalidInput
 
 
 class RequestStatus(IntEnum):
@@ -183,6 +183,17 @@ class Request:
         """Asynchronous scheduling: whether the steps on their way already bring the last token that the request may have, so that it needs no further one."""
         num_placeholders = self.num_output_placeholders
         return num_placeholders > 0 and self.num_computed_tokens + 2 - num_placeholders >= self.num_prompt_tokens + self.max_tokens
+
+    def step_is_over(self, num_scheduled_tokens: int) -> bool:
+        """A step that computed so many of the request's tokens has ended; whether it was planned before a preemption, so that what it sampled is stale.
+        Raises EngineError when more tokens come back than were on their way."""
+        self.num_in_flight_tokens -= num_scheduled_tokens
+        is_stale = self.num_stale_output_tokens > 0
+        if is_stale:
+            self.num_stale_output_tokens -= num_scheduled_tokens
+            if self.num_stale_output_tokens < 0:
+                raise EngineError(f"request {self.request_id} was given the output of more tokens than were on their way")
+        return is_stale
 
     def get_finished_reason(self) -> str | None:
         """``stop``, ``length``, ``abort`` or ``error``; None while it is not over."""

@@ -319,10 +319,7 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is None:
                 continue  # aborted while the model ran
-            request.num_in_flight_tokens -= num_scheduled_tokens
-            is_stale = request.num_stale_output_tokens > 0
-            if is_stale:
-                request.num_stale_output_tokens -= num_scheduled_tokens
+            is_stale = request.step_is_over(num_scheduled_tokens)
             if request.is_finished() or (is_stale and request.drop_stale_output):
                 continue
             tokens = model_runner_output.sampled.get(request_id)
