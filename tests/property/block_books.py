@@ -38,7 +38,7 @@ def keys_of(pool: BlockPool, block: Any) -> list[bytes]:
     """All keys that the block believes to have."""
     extra = pool.cached_block_hashes_by_block.get(block.block_id, set())
     assert block.block_hash is not None or not extra, "a block has further keys but no primary one"
-    return [] if block.block_hash is None else [block.block_hash, *extra]
+    return [] if block.block_hash is None else [block.block_hash, *sorted(extra)]
 
 
 def walk_backwards(pool: BlockPool) -> list[int]:

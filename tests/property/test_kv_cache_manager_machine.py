@@ -100,15 +100,19 @@ class ManagerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ requests
     @rule(
-        shared=st.integers(0, 18),
+        data=st.data(),
+        shared=st.sampled_from([0, 1, 5, 20, 30, 30]),
         tail=st.lists(st.integers(0, 1), min_size=1, max_size=6),
-        salt=st.sampled_from([None, None, None, "s"]),
+        salt=st.sampled_from([None, None, None, None, "s"]),
         num_encoder_tokens=st.integers(1, 5),
     )
-    def add(self, shared: int, tail: list[int], salt: str | None, num_encoder_tokens: int) -> None:
+    def add(self, data: st.DataObject, shared: int, tail: list[int], salt: str | None, num_encoder_tokens: int) -> None:
+        """Most go on with what an earlier one had."""
+        earlier = [*self.waiting.values(), *self.running.values(), *self.over.values()]
+        known = data.draw(st.sampled_from(earlier)).all_token_ids if earlier else [0] * 18
         request_id = f"r{len(self.outputs)}"
         self.outputs[request_id] = num_encoder_tokens if self.has_encoder else 0
-        request = Request(request_id, [*([0] * shared), *tail], SamplingParams(max_tokens=9), cache_salt=salt, block_hasher=self.hasher)
+        request = Request(request_id, [*known[: min(shared, 28)], *tail], SamplingParams(max_tokens=9), cache_salt=salt, block_hasher=self.hasher)
         self.waiting[request_id] = request
         self.learn(request)
 
@@ -119,7 +123,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(
         data=st.data(),
-        num_tokens=st.integers(1, 24),
+        num_tokens=st.sampled_from([64, 64, 64, 1, 3, 8, 12]),
         num_lookahead_tokens=st.sampled_from([0, 0, 0, 2]),
         full_sequence_must_fit=st.booleans(),
         has_scheduled_reqs=st.booleans(),
@@ -127,7 +131,9 @@ class ManagerMachine(RuleBasedStateMachine):
         say=st.integers(0, 1),
     )
     def start(self, data: st.DataObject, num_tokens: int, release: bool, say: int, **options: Any) -> None:
-        request = self.waiting[data.draw(st.sampled_from(sorted(self.waiting)))]
+        self._start(self.waiting[data.draw(st.sampled_from(sorted(self.waiting)))], num_tokens, release, say, **options)
+
+    def _start(self, request: Request, num_tokens: int, release: bool, say: int, **options: Any) -> None:
         self.manager.new_step_starts()
         before = read_manager(self.manager)
         hit = self.manager.get_computed_blocks(request)
@@ -154,14 +160,16 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(
         data=st.data(),
-        num_tokens=st.integers(1, 9),
+        num_tokens=st.sampled_from([64, 64, 64, 1, 3, 8]),
         num_lookahead_tokens=st.sampled_from([0, 0, 0, 2]),
         delay_cache_blocks=st.sampled_from([False, False, False, True]),
         release=st.booleans(),
         say=st.integers(0, 1),
     )
     def run(self, data: st.DataObject, num_tokens: int, release: bool, say: int, **options: Any) -> None:
-        request = self.running[data.draw(st.sampled_from(sorted(self.running)))]
+        self._run(self.running[data.draw(st.sampled_from(sorted(self.running)))], num_tokens, release, say, **options)
+
+    def _run(self, request: Request, num_tokens: int, release: bool, say: int, **options: Any) -> None:
         self.manager.new_step_starts()
         num_new = self.cut(request, min(num_tokens, request.num_tokens - request.num_computed_tokens), request.num_computed_tokens)
         if not num_new or request.num_computed_tokens + num_new >= MAX_MODEL_LEN:
@@ -201,6 +209,18 @@ class ManagerMachine(RuleBasedStateMachine):
             request.append_output_token_ids(say)
             self.learn(request)
 
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), num_steps=st.integers(1, 9), end=st.booleans())
+    def live(self, data: st.DataObject, num_steps: int, end: bool) -> None:
+        """A usual life: admitted, computed at one go, a few tokens, perhaps the end."""
+        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        self._start(self.waiting[request_id], 64, True, 0)
+        for number in range(num_steps):
+            if request_id in self.running:
+                self._run(self.running[request_id], 64, True, number % 2)
+        if end and request_id in self.running:
+            self._end(request_id, True)
+
     @precondition(lambda self: self.retained)
     @rule()
     def let_go(self) -> None:
@@ -223,7 +243,10 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), for_good=st.booleans())
     def end(self, data: st.DataObject, for_good: bool) -> None:
-        request = self.running.pop(data.draw(st.sampled_from(sorted(self.running))))
+        self._end(data.draw(st.sampled_from(sorted(self.running))), for_good)
+
+    def _end(self, request_id: str, for_good: bool) -> None:
+        request = self.running.pop(request_id)
         request.status = RequestStatus.FINISHED_STOPPED if for_good else RequestStatus.PREEMPTED
         (self.over if for_good else self.waiting)[request.request_id] = request
         self.manager.free(request)
@@ -248,7 +271,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        self.manager.evict_blocks(data.draw(st.sets(st.integers(1, len(self.pool.blocks) - 1), max_size=2)))
+        cached = [block.block_id for block in self.pool.blocks if block.block_hash is not None]
+        self.manager.evict_blocks(data.draw(st.sets(st.sampled_from(cached or [1]), max_size=2)))
 
     @rule()
     def reset(self) -> None:
