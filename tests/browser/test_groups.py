@@ -80,7 +80,7 @@ def test_a_lookup_shows_what_it_would_adopt_and_where_it_stopped(new_page: NewPa
     assert lane(page, 1) == ["∅ null", "6", "7", "8"]
     assert page.locator(".place.ghost").count() == 6
     expect(page.locator(".place.stopped")).to_have_attribute("title", re.compile("no hit can end behind it"))
-    expect(page.locator(".lookup")).to_contain_text("full: 12: one token must be computed")
+    expect(page.locator(".lookup")).to_contain_text("full: 12 – one token must be computed")
     page.keyboard.press("ArrowRight")
     expect(page.locator(".lookup")).to_have_count(0)
     assert lane(page, 0) == ["1 #", "2 #", "3 #", ""]

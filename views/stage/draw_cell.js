@@ -32,9 +32,9 @@ class Cell {
 
   // Everything that the cell shows, drawn again only if something of it changed.
   draw(recording, frame, block) {
-    if (block === this.block && !block.owners.length && recording.traceId === this.traceId) return;
-    this.block = block;
-    this.traceId = recording.traceId;
+    const owner = block.owners.length ? recording.request(frame, block.owners[0].request_id) : null; // what its slots hold may follow from its owner
+    if (block === this.block && owner === this.owner && recording.traceId === this.traceId) return;
+    Object.assign(this, { block, owner, traceId: recording.traceId });
     const owners = [...new Set(block.owners.map((o) => o.request_id))];
     const isState = recording.isState(block);
     const slots = block.token_ids.map((_, offset) => recording.slot(frame, block, offset));
@@ -66,7 +66,7 @@ class Cell {
     const hashWidth = mark ? measure(mark, `700 13px ${fontFamily}`) + 5 : 0;
     const room = Math.max(Math.floor((right - left - hashWidth) / pitch), 1);
     const names = owners.map((o) => ({ letter: requestLetter(o), colour: requestColour(recording, o) }));
-    if (!owners.length && block.pins.length) names.push(isPinnedForCopy(block) ? { letter: "C", colour: "var(--mute)" } : { letter: "S", colour: "var(--mute)" });
+    if (!owners.length && block.pins.length) names.push(isPinnedForCopy(block) ? { letter: "→", colour: "var(--mute)" } : { letter: "S", colour: "var(--mute)" });
     const most = Math.min(room, 3);
     if (names.length > most) {
       const hidden = names.length - most + 1;

@@ -15,24 +15,28 @@ class ChainsPanel {
 
   draw(recording, frame, index) {
     this.recording = recording;
+    const caching = frame.kind === "block_cached" || frame.kind === "block_evicted" ? frame : null;
+    const parts = [recording.traceId, recording.frames[frame.cacheSince], caching, sizeOf(this.body).width, ...frame.requests.flatMap((r) => [r.block_hashes, r.status])];
+    if (this.parts && parts.length === this.parts.length && parts.every((part, i) => part === this.parts[i])) return;
+    this.parts = parts;
     const nodes = chainNodes(recording, frame, recording.cacheAt(index));
     const hidden = nodes.length - CHAIN_MOST;
     if (hidden > 0) nodes.length = CHAIN_MOST;
     for (const node of nodes) node.words = this.words(recording, frame, node);
     const now = frame.kind === "block_cached" || frame.kind === "block_evicted" ? frame.now.blocks : [];
-    const signature = JSON.stringify([recording.traceId, nodes, now, hidden, this.body.clientWidth]);
+    const signature = JSON.stringify([recording.traceId, nodes, now, hidden, sizeOf(this.body).width]);
     if (signature === this.signature) return;
     this.signature = signature;
     this.picture.replaceChildren();
     setAttributes(this.picture, { "aria-label": `Prefix cache: ${nodes.length} ${nodes.length === 1 ? "hash" : "hashes"}${hidden > 0 ? ` and ${hidden} more that are not drawn` : ""}.` });
     const lanes = this.place(nodes);
-    const lane = lanes > 1 ? 31 : 40;
-    const height = lanes > 1 ? 26 : 32;
-    const top = lanes > 1 ? 2 : Math.max((this.body.clientHeight - height) / 2 - 1, 2);
+    const lane = [0, 40, 31][lanes] || 23;
+    const height = [0, 32, 26][lanes] || 20;
+    const top = lanes > 1 ? 2 : Math.max((sizeOf(this.body).height - height) / 2 - 1, 2);
     const y = (n) => top + n.lane * lane;
     this.width = this.nodeWidth(nodes);
     const widest = Math.max(0, ...nodes.map((n) => n.depth + 1));
-    setAttributes(this.picture, { width: Math.max(CHAIN_ROOT + widest * (this.width + CHAIN_GAP) + 8, this.body.clientWidth - 2), height: Math.max(lanes * lane + 2, this.body.clientHeight - 4) });
+    setAttributes(this.picture, { width: Math.max(CHAIN_ROOT + widest * (this.width + CHAIN_GAP) + 8, sizeOf(this.body).width - 2), height: Math.max(lanes * lane + 2, sizeOf(this.body).height - 4) });
     svg(this.picture, "rect", { x: 1, y: top, width: CHAIN_ROOT - 2, height, rx: 8, class: "chain-root" });
     svg(this.picture, "text", { x: CHAIN_ROOT / 2, y: top + height / 2 + 4.5, "text-anchor": "middle", class: "muted" }, "root");
     if (!nodes.length) svg(this.picture, "text", { x: CHAIN_ROOT + 16, y: top + height / 2 + 4.5, class: "muted" }, "nothing is hashed yet");
@@ -52,7 +56,7 @@ class ChainsPanel {
   drawNode(node, x, y, height, now) {
     const isNow = node.blocks.some((b) => now.includes(b));
     const group = svg(this.picture, "g", { class: `chain-node${isNow ? " now" : ""}`, transform: `translate(${x},${y})`, "data-block": node.blocks[0], "data-blocks": node.blocks.join(" "), tabindex: 0 });
-    svg(group, "rect", { width: this.width, height, rx: 8 });
+    svg(group, "rect", { width: this.width, height, rx: Math.min(8, height / 3) });
     svg(group, "text", { x: 10, y: height / 2 + 4.5, class: "hash" }, node.hash.slice(0, 6));
     const where = this.where(node);
     const right = measure(where, `600 12.5px ${fontFamily}`) + 10;

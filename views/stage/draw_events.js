@@ -78,7 +78,13 @@ class SlotsPanel {
       }
     }
     if (shown > SLOTS_SHOWN) html(this.body, "span", { class: "muted" }, `and ${shown - SLOTS_SHOWN} more`);
-    const first = this.body.querySelector(".slot-chip.now");
+    this.scroll = true;
+  }
+
+  // Bring the slots that have just been mapped into view, once.
+  showNow() {
+    const first = this.scroll ? this.body.querySelector(".slot-chip.now") : null;
+    this.scroll = false;
     if (first) this.body.scrollTop = Math.max(first.offsetTop - this.body.offsetTop - 22, 0);
   }
 

@@ -11,7 +11,7 @@ function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
   grid.style.setProperty("--lane", `${[60, 60, 60, 52][spans.length] || 42}px`);
   html(grid, "span", { class: "lane-title" });
   html(grid, "span", { class: "lane-title" }, "tokens");
-  recording.groups.forEach((group) => html(grid, "span", { class: "lane-title lane", role: "columnheader", title: group.title }, group.label));
+  recording.groups.forEach((group, groupId) => html(grid, "span", { class: "lane-title lane", role: "columnheader", title: `group ${groupId}: ${group.title}` }, group.label));
   for (let line = 0; line < count; line += 1) {
     const number = html(grid, "span", { class: "lane-position", title: "position of the first token" }, String(line * unit));
     number.style.gridRow = String(line + 2);
@@ -124,7 +124,7 @@ function drawLookup(parent, recording, lookup) {
     const line = html(box, "p", { title: found.stop });
     if (recording.hasGroups) html(line, "b", {}, `${recording.groups[found.group].label}: `);
     html(line, "span", {}, recording.hasGroups ? String(found.tokens) : `${plural(found.tokens, "token")} found`);
-    if (found.stop) html(line, "span", { class: "muted" }, `: ${found.stop}`);
+    if (found.stop) html(line, "span", { class: "muted" }, `${recording.hasGroups ? " –" : ":"} ${found.stop}`);
   }
 }
 

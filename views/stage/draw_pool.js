@@ -17,8 +17,8 @@ class PoolPanel {
     const count = recording.header.num_blocks;
     const sizes = recording.groups.filter((g) => !g.is_state).map((g) => g.block_size);
     const size = Math.max(1, ...sizes);
-    const width = this.body.clientWidth - 1;
-    const height = this.body.clientHeight;
+    const { height, ...inner } = sizeOf(this.body);
+    const width = inner.width - 1;
     const key = `${recording.traceId}/${count}/${size}/${width}/${height}`;
     if (key === this.layoutKey) return;
     this.layoutKey = key;
@@ -47,7 +47,6 @@ class PoolPanel {
       if (id !== 0) cell.draw(recording, frame, block);
     });
     this.drawCopies(frame);
-    this.showFirst(frame.now.blocks);
     setAttributes(this.picture, { "aria-label": `Physical blocks: ${used} in use, ${frame.queue.length} free, and the null block.` });
   }
 
@@ -83,7 +82,7 @@ class PoolPanel {
     const words = state === "queued" ? "copy" : "copied";
     const half = measure(words, `650 11px ${fontFamily}`) / 2 + 5;
     const near = route[1].x + Math.sign(route[2].x - route[1].x) * Math.min(Math.abs(route[2].x - route[1].x) / 2, half + 8);
-    const x = Math.min(Math.max(near, half), this.body.clientWidth - half);
+    const x = Math.min(Math.max(near, half), sizeOf(this.body).width - half);
     const label = svg(this.copies, "g", { class: `copy ${state} label` });
     svg(label, "rect", { x: x - half, y: route[1].y - 7.5, width: 2 * half, height: 15, rx: 7.5 });
     svg(label, "text", { x, y: route[1].y + 4, "text-anchor": "middle" }, words);

@@ -37,7 +37,7 @@ class QueuePanel {
       this.nodes.forEach((node) => node.group.remove());
       this.nodes.clear();
     }
-    const width = this.body.clientWidth - 1;
+    const width = sizeOf(this.body).width - 1;
     setAttributes(this.picture, { width });
     const room = width - QUEUE_LEFT - 34;
     const queue = frame.queue;
@@ -106,7 +106,7 @@ class QueuePanel {
 
   drawStory(frame, left, shown, nodeWidth, width) {
     const start = shown ? QUEUE_LEFT + shown * (nodeWidth + 8) + 4 : QUEUE_LEFT;
-    const hidden = left.length > shown ? `and ${left.length - shown} more ` : "";
+    const hidden = left.length > shown ? `and ${left.length - shown} more: ` : "";
     const text = frame.now.queue_text ? hidden + frame.now.queue_text : "";
     this.story.textContent = fitText(text, width - start, 13, 500);
     hint(this.story, text);

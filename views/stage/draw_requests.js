@@ -22,7 +22,6 @@ class RequestsPanel {
       this.cards.delete(id);
       if (seen.has(id)) this.drawCard(recording, frame, previous, recording.request(frame, id), compact);
     }
-    this.show(frame.request);
     if (!this.empty) this.empty = html(this.body, "p", { class: "muted" }, "No request has arrived yet.");
     this.empty.style.display = frame.requests.length ? "none" : "";
   }
@@ -50,9 +49,13 @@ class RequestsPanel {
       this.cards.set(request.request_id, card);
     }
     const lookup = frame.lookup && frame.lookup.request === request.request_id ? frame.lookup : null;
+    const about = frame.request === request.request_id ? frame : null; // an event about it may ring one of its places
+    const before = previous && recording.request(previous, request.request_id);
+    const parts = [request, before, about, compact, frame.rows, ...request.block_ids.flatMap((table) => table.map((id) => frame.blocks[id]))];
+    if (card.parts && parts.length === card.parts.length && parts.every((part, i) => part === card.parts[i])) return;
+    card.parts = parts;
     const tables = recording.groups.map((_, groupId) => this.places(recording, frame, request, groupId, lookup));
     const row = frame.rows.find((r) => r.request_id === request.request_id) || null;
-    const before = previous && recording.request(previous, request.request_id);
     const now = this.justChanged(frame, request, before);
     const just = frame.kind === "token_sampled" && frame.request === request.request_id;
     const written = frame.kind === "row_updated" && frame.request === request.request_id;
@@ -74,7 +77,7 @@ class RequestsPanel {
       this.drawTable(card.element, view);
     }
     if (lookup) drawLookup(card.element, recording, lookup);
-    if (row && (recording.hasGroups || !compact || recording.groups[0].label !== "full")) drawWorkerRow(card.element, recording, request, row, written);
+    if (row && (recording.hasGroups || !compact || !["full", "MLA"].includes(recording.groups[0].label))) drawWorkerRow(card.element, recording, request, row, written);
   }
 
   // The places of the request's tables that this event changed, as “group/logical block”.

@@ -32,7 +32,7 @@ def moves_of(event: Event) -> dict[str, Any]:
     elif isinstance(event, BlocksTouched):
         now["left_queue"] = list(event.left_free_queue)
         if event.left_free_queue:
-            now["queue_text"] = f"a prefix-cache hit of {event.request_id}: taken out of the middle" if event.request_id else "taken out by the scenario"
+            now["queue_text"] = f"a prefix-cache hit of {event.request_id}, from the middle" if event.request_id else "taken out by the scenario"
     elif isinstance(event, CopyQueued):
         now["left_queue"] = [event.destination_block_id]
         now["queue_text"] = f"popped from the head, for a copy of block {event.source_block_id}"

@@ -46,6 +46,7 @@ class Recording {
     const moved = sent.queue_change;
     if (moved) frame.queue = [...moved.head, ...(moved.out.length ? before.queue.filter((id) => !moved.out.includes(id)) : before.queue), ...moved.tail];
     else if (!sent.queue) frame.queue = before.queue;
+    frame.cacheSince = sent.cache || sent.cache_changes ? this.frames.length : before.cacheSince; // the frame in which the prefix cache last changed
     if (sent.requests) frame.requests = sent.requests.map((i) => requests[i]);
     if (sent.rows) frame.rows = sent.rows.map((i) => data.rows[i]);
     for (const request of frame.requests) {

@@ -17,8 +17,11 @@ class Stage {
     this.onKey = (event) => this.key(event);
     this.onLeave = () => this.light(this.pinned);
     document.addEventListener("keydown", this.onKey);
-    this.resize = new ResizeObserver(() => this.redrawSoon());
-    this.resize.observe(this.root);
+    this.resize = new ResizeObserver(() => {
+      forgetSizes();
+      this.redrawSoon();
+    });
+    for (const element of [this.root, this.pool.body, this.queue.body, this.chains.body, this.transport.track]) this.resize.observe(element);
   }
 
   build() {
@@ -132,6 +135,9 @@ class Stage {
     this.slots.draw(recording, this.index);
     this.chains.draw(recording, frame, this.index);
     this.light(this.lit ?? this.pinned);
+    this.requests.show(frame.request); // scrolling at the very end: until here nobody has asked where anything is
+    this.pool.showFirst(frame.now.blocks);
+    this.slots.showNow();
   }
 
   // On a large screen or a projector everything grows, instead of more empty space.
@@ -197,6 +203,7 @@ class Stage {
   // Light one block up wherever it is drawn. A click pins it, so that it stays lit while stepping.
   light(block) {
     const next = block ?? null;
+    if (next === null && this.lit === null) return;
     const lights = next === null ? [] : [...this.root.querySelectorAll(`[data-block="${CSS.escape(next)}"], [data-blocks~="${CSS.escape(next)}"]`)];
     this.root.querySelectorAll(".lit").forEach((e) => e.classList.remove("lit"));
     lights.forEach((e) => e.classList.add("lit"));

@@ -156,7 +156,7 @@ class Transport {
     this.lastIndex = recording.last;
     this.complete = recording.complete;
     this.atEnd = index >= recording.last;
-    const width = this.track.clientWidth;
+    const { width } = sizeOf(this.track);
     const x = (i) => 8 + (width - 16) * (recording.last > 0 ? i / recording.last : 0);
     if (this.drawn !== `${recording.traceId}/${recording.frames.length}/${width}`) {
       this.drawn = `${recording.traceId}/${recording.frames.length}/${width}`;

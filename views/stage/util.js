@@ -37,6 +37,19 @@ function hint(element, text) {
   if (title.textContent !== text) title.textContent = text;
 }
 
+// The inner size of an element, asked for once and again after `forgetSizes`: asking while a frame is being drawn would make the browser lay out half a page.
+let sizes = new WeakMap();
+
+function sizeOf(element) {
+  let size = sizes.get(element);
+  if (!size) sizes.set(element, (size = { width: element.clientWidth, height: element.clientHeight }));
+  return size;
+}
+
+function forgetSizes() {
+  sizes = new WeakMap();
+}
+
 const measure = (() => {
   const known = new Map();
   let context = null;
