@@ -187,10 +187,10 @@ def test_small_cells_tell_what_they_hold_to_mouse_and_keyboard(new_page: NewPage
     assert page.locator(".cell.squares").count() == 97
     assert page.locator(".cell.squares .slot text").count() == 0
     page.locator('.cell[data-block="1"]').hover()
-    expect(page.locator(".told")).to_contain_text("Block 1, ref_cnt 1")
-    expect(page.locator(".told")).to_contain_text("tokens: w0 w1 w2 w3")
+    expect(page.locator(".told")).to_contain_text("block 1: ref 1 (A)")
+    expect(page.locator(".told")).to_contain_text("w0 w1 w2 w3 · hash")
     page.locator('.cell[data-block="2"]').focus()
-    expect(page.locator(".told")).to_contain_text("tokens: w4 w5")
+    expect(page.locator(".told")).to_contain_text("block 2: ref 1 (A) · w4 w5")
 
 
 def test_a_pool_shows_all_its_blocks_at_once_where_it_can(new_page: NewPage, tmp_path: Path) -> None:

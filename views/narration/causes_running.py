@@ -26,6 +26,8 @@ def _scenario(words: Words, event: Any, facts: Facts) -> str:
         return f"The scenario sends it now. {done}; it owns no physical block yet."
     if isinstance(event, e.PrefixCacheReset):
         return "The scenario asks for it." if event.ok else "The scenario asks for it, but this is allowed only while nobody uses a block."
+    if isinstance(event, e.BlockEvicted):
+        return "The scenario takes the hash away, as an eviction would. Counts and the free queue stay as they are."
     what = facts.get("what")
     return f"The scenario says so: {what}." if what else "The scenario says so."
 

@@ -208,7 +208,21 @@ function stateWords(recording, block, form) {
   return [...held, `ref ${block.ref_cnt}${group}`, `ref ${block.ref_cnt}`, `×${block.ref_cnt}`];
 }
 
-// Everything about a block in words, one fact per line: for hints, and for the line that follows the mouse and the focus.
+// The same in one line, what matters most first: it follows the mouse and the focus.
+function tellBlock(recording, frame, block) {
+  if (block.is_null) return "block 0: the null block, stands for “skipped”";
+  const owners = [...new Set(block.owners.map((o) => o.request_id))];
+  const groupId = recording.groupOf(block);
+  const group = recording.hasGroups && groupId >= 0 ? `, ${recording.groups[groupId].label}` : "";
+  const holders = [...owners, ...(block.pins.length ? [isPinnedForCopy(block) ? "held for a copy" : "the scenario"] : [])];
+  const words = block.token_ids.map((_, offset) => recording.slot(frame, block, offset).text).filter(Boolean).join(" ");
+  const state = recording.isState(block) && block.num_state_tokens !== null ? `state after ${plural(block.num_state_tokens, "token")}` : "";
+  const hash = block.block_hashes.length ? `hash ${block.block_hashes.map((key) => key.slice(0, 6)).join(" and ")}` : "";
+  const holds = block.ref_cnt ? `ref ${block.ref_cnt} (${holders.join(", ")})` : "free";
+  return [`block ${block.block_id}${group}: ${holds}`, state || words || "empty", hash].filter(Boolean).join(" · ");
+}
+
+// Everything about a block in words, one fact per line: for hints.
 function describeBlock(recording, frame, block) {
   if (block.is_null) return "Block 0, the null block\nstands for “skipped”; never taken, never freed";
   const owners = [...new Set(block.owners.map((o) => o.request_id))];

@@ -53,10 +53,10 @@ class PoolPanel {
   // What there is to say about the block under the mouse or the focus, beside the panel's title: small cells have no room for words.
   tell(id) {
     const block = this.frame && id !== null ? this.frame.blocks[Number(id)] : null;
-    const text = block ? ` · ${describeBlock(this.recording, this.frame, block).split("\n").join(" · ")}` : "";
+    const text = block ? ` · ${tellBlock(this.recording, this.frame, block)}` : "";
     if (this.told.textContent === text) return;
     this.told.textContent = text;
-    this.told.title = text.slice(3);
+    this.told.title = block ? describeBlock(this.recording, this.frame, block) : "";
   }
 
   // An arrow from source to destination for every copy that is queued, and for those that have just been done.

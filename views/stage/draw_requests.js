@@ -33,7 +33,7 @@ class RequestsPanel {
     if (!card || body.scrollHeight <= body.clientHeight + 4) return;
     const target = card.element.offsetHeight > body.clientHeight ? card.element.querySelector(".now") || card.element : card.element;
     const top = body.scrollTop + (target.getBoundingClientRect().top - body.getBoundingClientRect().top) / this.zoom();
-    const bottom = top + target.offsetHeight;
+    const bottom = top + target.offsetHeight + 4;
     if (bottom > body.scrollTop + body.clientHeight) body.scrollTop = Math.min(bottom - body.clientHeight, top);
     if (top < body.scrollTop) body.scrollTop = top;
   }

@@ -21,7 +21,7 @@ from views.narration.words import Words, listed
 from views.stage.changes import cache_changes, changed_blocks, queue_change, whole_cache
 from views.stage.moves import copies_under_way, moves_of, next_copies
 
-PAYLOAD_VERSION = 1
+PAYLOAD_VERSION = 2
 ENDS = ("engine_failed", "recording_stopped")
 """Kinds after which nothing more is recorded although the run did not come to its own end."""
 

@@ -156,6 +156,7 @@ def test_r1_11_the_full_blocks_hash_takes_over() -> None:
     assert (narration.symbol, narration.rule) == ("BlockPool.cache_full_blocks", "R1.11")
     dropped = say(e.BlockEvicted(cause=Cause(CauseKind.SCENARIO, {"what": "evict"}), block_id=3, block_hash=digest))
     assert (dropped.symbol, dropped.rule) == ("BlockPool.evict_blocks", "R1.13")
+    assert "Counts and the free queue stay as they are." in dropped.why
 
 
 def test_r3_21_blocks_that_no_hit_could_use_stay_out_of_the_cache() -> None:
