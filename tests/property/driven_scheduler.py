@@ -122,7 +122,8 @@ class DrivenScheduler:
             num_known_before, num_known = num_known, sum(request.num_tokens for request in self.requests.values())
             num_in_vain = num_in_vain + 1 if num_known == num_known_before else 0
             if (num_in_vain > patience or num_idle > self.max_in_flight) and self.scheduler.requests:
-                return [*self.scheduler.running, *self.scheduler.skipped_waiting, *self.scheduler.waiting][0].request_id
+                head: Request = [*self.scheduler.running, *self.scheduler.skipped_waiting, *self.scheduler.waiting][0]
+                return head.request_id
         return None
 
     def learn(self) -> None:

@@ -58,7 +58,7 @@ def specs(draw: st.DrawFn, kind: str | None = None, block_size: int | None = Non
     if kind == "swa":
         return SlidingWindowSpec(size, sliding_window=draw(st.integers(1, 12)))
     if kind == "chunked":
-        return ChunkedLocalAttentionSpec(size, attention_chunk_size=draw(st.integers(1, 12)))
+        return ChunkedLocalAttentionSpec(size, attention_chunk_size=draw(st.sampled_from([6, 10, 8, 3, 12, 5, 1])))
     if kind == "rswa":
         return RSWASpec(size, rswa_window=draw(st.integers(1, 8)))
     if kind == "sink":
@@ -68,7 +68,14 @@ def specs(draw: st.DrawFn, kind: str | None = None, block_size: int | None = Non
 
 @st.composite
 def mixes(draw: st.DrawFn, enable_caching: bool, kinds: tuple[str, ...] = KINDS) -> Mix:
-    """Mixes that the engine may still refuse (InvalidInput): not every combination exists."""
+    """Mixes that the engine may still refuse (InvalidInput): not every combination exists. Two kinds are drawn more often than chance would: hits that end
+    inside blocks, and one type alone."""
+    theme = draw(st.sampled_from(["any", "any", "inside blocks", "inside blocks", "alone", "alone"]))
+    if theme == "inside blocks" and enable_caching and "align" in kinds:
+        return draw(mixes_with_hits_inside_blocks())
+    if theme == "alone":
+        kind = draw(st.sampled_from(sorted(set(kinds))))
+        return Mix([KVCacheGroupSpec(["layer"], draw(specs(kind, draw(st.sampled_from([2, 4, 4])))))], None, False, None)
     num_groups = draw(st.sampled_from([1, 1, 2, 2, 2, 3, 4]))
     equal = draw(st.sampled_from([None, None, *BLOCK_SIZES]))
     fixed: list[str | None] = [None] * num_groups
@@ -89,3 +96,14 @@ def mixes(draw: st.DrawFn, enable_caching: bool, kinds: tuple[str, ...] = KINDS)
         draw(st.sampled_from([False, False, False, True])),
         None if interval is None else interval * scheduler_block_size,
     )
+
+
+@st.composite
+def mixes_with_hits_inside_blocks(draw: st.DrawFn) -> Mix:
+    """States at chunk ends beside full attention, hashed finer than blocks (R6.1), now and then with a third group."""
+    size = draw(st.sampled_from([4, 4, 8]))
+    chosen: list[KVCacheSpec] = [FullAttentionSpec(draw(st.sampled_from([size, size, 4, 8]))), draw(specs("align", size))]
+    if draw(st.sampled_from([False, False, True])):
+        chosen.append(draw(specs(draw(st.sampled_from(["full", "mla", "rswa"])), 4)))
+    groups = [KVCacheGroupSpec([f"layer.{index}"], spec) for index, spec in enumerate(chosen)]
+    return Mix(groups, draw(st.sampled_from([1, 2, 2])), draw(st.sampled_from([False, False, False, True])), draw(st.sampled_from([None, None, 0, 8])))
