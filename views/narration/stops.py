@@ -65,7 +65,7 @@ def _alignment(words: Words, facts: Facts) -> str:
 
 def _window_tail(words: Words, facts: Facts) -> str:
     needed, found = number(facts, "num_needed"), number(facts, "num_found")
-    return f"a run of {count(needed, 'cached block')} is missing{f', {found} found' if found else ''}"
+    return f"lacks a run of {count(needed, 'cached block')}{f', {found} found' if found else ''}"
 
 
 def _chunk_start(words: Words, facts: Facts) -> str:

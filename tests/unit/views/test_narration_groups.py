@@ -102,7 +102,7 @@ def test_r4_4_a_lookup_is_explained_group_by_group_with_the_junction() -> None:
     narration = say(event)
     assert narration.text == "B finds 28 tokens in the prefix cache that every group has."
     assert narration.why == (
-        "Tokens that each group has by itself – full attention: 32 (cut to what window 8 has); window 8: 28 (a run of 2 cached blocks is missing, 1 found). "
+        "Tokens that each group has by itself – full attention: 32 (cut to what window 8 has); window 8: 28 (lacks a run of 2 cached blocks, 1 found). "
         "One group alone reaches 32 tokens: a junction."
     )
     assert narration.rule == "R4.4"
