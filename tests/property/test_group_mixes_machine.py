@@ -127,4 +127,4 @@ class GroupMixesMachine(RuleBasedStateMachine):
 
 
 TestGroupMixesMachine = GroupMixesMachine.TestCase
-TestGroupMixesMachine.settings = settings(stateful_step_count=15)
+TestGroupMixesMachine.settings = settings(stateful_step_count=25)

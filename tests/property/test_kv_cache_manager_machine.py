@@ -289,4 +289,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(stateful_step_count=20)
+TestManagerMachine.settings = settings(stateful_step_count=30)
