@@ -16,6 +16,8 @@ the release is plainly wrong; that is how its decisions are compared with record
 - chunks that begin inside a block: a hit that ends in the chunk before needs that chunk's blocks here; there it is taken without any of them
 - two specs of full attention in one hybrid: the hits of both are cut to the common length here; there the second one's blocks beyond it are adopted too,
   and written over
+- chunks with a draft head, windows or chunks under context parallelism: refused here when built; there every lookup fails
+- recurrent groups that differ in mode or block size while chunks are cut for one of them: refused here; there states are offered that no step ends at
 - sink attention: works here; there its manager cannot be built (R1.16)
 - sliding-window or chunked groups beside Mamba states with finer hashes: hits of whole blocks here; there every lookup fails (R6.2)
 """
