@@ -167,7 +167,8 @@ class Scheduler:
             cut: Cause | None = None
             if self._mamba_split is not None:
                 num_new_tokens, cut = self._mamba_split(request, num_new_tokens, request.num_computed_tokens)
-            if num_new_tokens <= 0 or request.ends_with_running_steps():
+            # A prompt as long as max_model_len gets here with -1, which vLLM goes on with; by default it is refused at the door.
+            if num_new_tokens == 0 or (self.strict and num_new_tokens < 0) or request.ends_with_running_steps():
                 index += 1
                 continue
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
