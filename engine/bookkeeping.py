@@ -126,7 +126,7 @@ class BookkeepingRunner:
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         if pairs:
-            cause = Cause(CauseKind.PREFIX_CACHE_HIT)
+            cause = Cause(CauseKind.COPY_QUEUED)
             self._emit(BlocksCopied(cause=cause, source_block_ids=[s for s, _ in pairs], destination_block_ids=[d for _, d in pairs]))
 
     # ------------------------------------------------------------------ tokens

@@ -181,7 +181,7 @@ class KVCacheManager:
                 request_id, num_tokens, hit, total_computed_tokens, num_tokens, num_encoder_tokens, True, num_external
             )
             if num_required + num_watermark > queue.num_free_blocks:
-                self._refuse(request, num_new_tokens, hit, True, num_required, num_watermark, 0)
+                self._refuse(request, num_new_tokens, num_new_computed_tokens, hit, True, num_required, num_watermark, 0)
                 return None
 
         num_tokens = total_computed_tokens + num_new_tokens
@@ -191,7 +191,7 @@ class KVCacheManager:
             request_id, num_slots, hit, num_computed_tokens + num_external, num_tokens, num_encoder_tokens, False, num_external
         )
         if num_required + num_watermark > queue.num_free_blocks - reserved_blocks:
-            self._refuse(request, num_new_tokens, hit, False, num_required, num_watermark, reserved_blocks)
+            self._refuse(request, num_new_tokens, num_new_computed_tokens, hit, False, num_required, num_watermark, reserved_blocks)
             return None
 
         if num_external or hit is not self.empty_kv_cache_blocks.blocks:
@@ -205,6 +205,7 @@ class KVCacheManager:
         self,
         request: Request,
         num_new_tokens: int,
+        num_hit_tokens: int,
         hit: Sequence[Sequence[KVCacheBlock]],
         at_gate: bool,
         num_needed: int,
@@ -216,7 +217,7 @@ class KVCacheManager:
         managers = self.coordinator.single_type_managers
         unwritten = any(isinstance(m, MambaManager) and m.is_state_unwritten(blocks) for m, blocks in zip(managers, hit, strict=True))
         if unwritten:
-            cause = Cause(CauseKind.STATE_NOT_WRITTEN)
+            cause = Cause(CauseKind.STATE_NOT_WRITTEN, {"num_hit_tokens": num_hit_tokens})
         else:
             num_evictable = sum(m.get_num_evictable_blocks(blocks) for m, blocks in zip(managers, hit, strict=True))
             facts = {

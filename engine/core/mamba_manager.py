@@ -138,11 +138,11 @@ class MambaManager(SingleTypeKVCacheManager):
         appended = table[num_held:]
         copies: list[KVCacheBlock] = []
         if partial_hit is not None:
-            index, source = partial_hit
+            index, source, num_hit_tokens = partial_hit
             if runs:
                 self._move_entry_to_copy(request_id, index, source, num_required - len(table))
             else:
-                copies = [self._redirect_to_copy(request_id, index, source)]
+                copies = [self._redirect_to_copy(request_id, index, source, num_hit_tokens)]
             del self._partial_hits[request_id]
         self._has_running_state.add(request_id)
         num_new = num_required - len(table)
@@ -220,7 +220,7 @@ class MambaManager(SingleTypeKVCacheManager):
         key = self.block_pool.cache_partial_block(request, table[index], num_tokens, self.kv_cache_group_id, self.block_size, index)
         if key is not None:
             self._boundary_cached.add(request.request_id)
-            self._partial_hits[request.request_id] = (index, table[index])
+            self._partial_hits[request.request_id] = (index, table[index], num_tokens)
             self.num_cached_block[request.request_id] = index
             self.cached_blocks_this_step.add(key)
         elif is_first:

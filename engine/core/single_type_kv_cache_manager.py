@@ -58,8 +58,8 @@ class SingleTypeKVCacheManager(ABC):
         self.pending_copies: list[tuple[KVCacheBlock, KVCacheBlock]] = []
         self.new_block_ids: list[int] = []
         self._zero_new_blocks = zero_new_blocks
-        self._partial_hits: dict[str, tuple[int, KVCacheBlock]] = {}
-        """Requests whose table still shares the block inside which their hit ended: its index and the block (R6.4)."""
+        self._partial_hits: dict[str, tuple[int, KVCacheBlock, int]] = {}
+        """Requests whose table still shares the block inside which their hit ended: its index, the block and the hit's length (R6.4)."""
         self._emit = emit
 
     def get_table(self, request_id: str) -> list[KVCacheBlock]:
@@ -123,7 +123,7 @@ class SingleTypeKVCacheManager(ABC):
         self.num_cached_block[request_id] = len(table)
         if adopted and num_computed_tokens % self.block_size:
             index = num_computed_tokens // self.block_size
-            self._partial_hits[request_id] = (index, adopted[-1])
+            self._partial_hits[request_id] = (index, adopted[-1], num_computed_tokens)
             self.num_cached_block[request_id] = index
         if self._emit is not None and table:
             self._emit(
@@ -156,8 +156,8 @@ class SingleTypeKVCacheManager(ABC):
             table = self.req_to_blocks[request_id] = []
         copies: list[KVCacheBlock] = []
         if request_id in self._partial_hits:
-            index, source = self._partial_hits.pop(request_id)
-            copies = [self._redirect_to_copy(request_id, index, source)]
+            index, source, num_hit_tokens = self._partial_hits.pop(request_id)
+            copies = [self._redirect_to_copy(request_id, index, source, num_hit_tokens)]
             self.new_block_ids.append(copies[0].block_id)
         num_required = -(-num_tokens // self.block_size)
         if num_required <= len(table):
@@ -183,7 +183,7 @@ class SingleTypeKVCacheManager(ABC):
             )
         return new_blocks
 
-    def _redirect_to_copy(self, request_id: str, index: int, source: KVCacheBlock) -> KVCacheBlock:
+    def _redirect_to_copy(self, request_id: str, index: int, source: KVCacheBlock, num_hit_tokens: int) -> KVCacheBlock:
         """Consumer side of copy-on-write (R6.4): a new block takes the shared one's place. Both stay held until the copy is taken: the source by the
         reference of the hit, the destination by one more than the request's."""
         table = self.req_to_blocks[request_id]
@@ -193,7 +193,7 @@ class SingleTypeKVCacheManager(ABC):
         destination.ref_cnt += 1
         table[index] = destination
         self.pending_copies.append((source, destination))
-        self._emit_copy(request_id, source, destination, index, Cause(CauseKind.PARTIAL_HIT, {"logical_index": index}))
+        self._emit_copy(request_id, source, destination, index, Cause(CauseKind.PARTIAL_HIT, {"logical_index": index, "num_hit_tokens": num_hit_tokens}))
         return destination
 
     def _emit_copy(self, request_id: str, source: KVCacheBlock, destination: KVCacheBlock, index: int, cause: Cause) -> None:

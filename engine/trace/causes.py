@@ -56,7 +56,7 @@ class CauseKind(str, Enum):
     PREPARED = "prepared"  # the scenario arranges the free queue before the first request (rule S24)
     OUTSIDE_WINDOW = "outside_window"  # facts: num_skipped_tokens
     STATE_SUPERSEDED = "state_superseded"  # a newer recurrent state exists; facts: logical_index
-    COPY_QUEUED = "copy_queued"  # both ends of a copy are let go at the end of the step (R6.6)
+    COPY_QUEUED = "copy_queued"  # the step's plan names the copy: the worker makes it before it writes, so both ends are let go at once (R6.6)
     # copy-on-write (R6)
     PARTIAL_HIT = "partial_hit"  # the hit ends inside a shared block; facts: logical_index, num_hit_tokens
     OWN_BOUNDARY = "own_boundary"  # the request goes on writing into the block that it registered; facts: logical_index, num_tokens

@@ -222,9 +222,7 @@ class ModelRunner:
         pairs = scheduler_output.kv_cache_block_copies
         if pairs:
             self.kv_cache.copy_blocks(pairs, self.kernel_settings.backend)
-            self._emit(
-                BlocksCopied(cause=Cause(CauseKind.PREFIX_CACHE_HIT), source_block_ids=[s for s, _ in pairs], destination_block_ids=[d for _, d in pairs])
-            )
+            self._emit(BlocksCopied(cause=Cause(CauseKind.COPY_QUEUED), source_block_ids=[s for s, _ in pairs], destination_block_ids=[d for _, d in pairs]))
 
     def _shares(self, num_scheduled_tokens: dict[str, int]) -> list[_Share]:
         """The flattened batch, in order of rows."""
