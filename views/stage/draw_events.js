@@ -65,7 +65,8 @@ class SlotsPanel {
       return;
     }
     this.title.textContent = found.frame.step === here.step ? "Slots of this step" : `Slots of step ${found.frame.step}`;
-    this.formula.textContent = this.sentence(recording, found.current);
+    const withSlots = found.mappings.filter((m) => m.slots.some((slot) => slot >= 0));
+    this.formula.textContent = this.sentence(recording, found.fresh || !withSlots.length ? found.current : withSlots[withSlots.length - 1]);
     let shown = 0;
     for (const [title, mappings] of this.parts(recording, found.mappings)) {
       if (shown) html(this.body, "span", { class: "slots-break" });
@@ -99,11 +100,11 @@ class SlotsPanel {
   }
 
   // The arithmetic of the last token that has a slot here.
-  sentence(recording, { positions, slots, group }) {
+  sentence(recording, { positions, slots, group, rank }) {
     const size = recording.groups[group].block_size;
     let last = slots.length - 1;
     while (last >= 0 && slots[last] < 0) last -= 1;
-    if (last < 0) return slots.length ? "all of these tokens belong to other ranks" : "";
+    if (last < 0) return slots.length ? `rank ${rank} keeps none of these tokens` : "";
     const slot = slots[last];
     return `token ${positions[last]} → block ${Math.floor(slot / size)} × ${size} + offset ${slot % size} = slot ${slot}`;
   }
