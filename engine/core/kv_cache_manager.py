@@ -178,7 +178,7 @@ class KVCacheManager:
         if full_sequence_must_fit:
             num_tokens = min(request.num_tokens, self.max_model_len)
             num_required = coordinator.get_num_blocks_to_allocate(
-                request_id, num_tokens, hit, total_computed_tokens, num_tokens, num_encoder_tokens, True, num_external
+                request_id, num_tokens, hit, total_computed_tokens, num_tokens, num_encoder_tokens, True, total_computed_tokens - num_computed_tokens
             )
             if num_required + num_watermark > queue.num_free_blocks:
                 self._refuse(request, num_new_tokens, num_new_computed_tokens, hit, True, num_required, num_watermark, 0)
