@@ -291,8 +291,6 @@ class Scheduler:
         copies, retained = manager.take_kv_cache_block_copies()
         manager.release_copied_blocks(retained)
         output = make_scheduler_output(plan, manager, common, copies, self.finished_req_ids, self.reset_preempted_req_ids)
-        self.finished_req_ids = set()
-        self.reset_preempted_req_ids = set()
         for request_id, num_new_tokens in plan.num_scheduled_tokens.items():
             request = self.requests[request_id]
             request.num_computed_tokens += num_new_tokens
@@ -300,6 +298,8 @@ class Scheduler:
             request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
             if self.scheduler_config.async_scheduling and not request.is_prefill_chunk:
                 request.num_output_placeholders += 1
+        self.finished_req_ids = set()  # only now: both are part of the output
+        self.reset_preempted_req_ids = set()
         if self._emit is not None:
             self._emit(
                 StepScheduled(
