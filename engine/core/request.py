@@ -187,8 +187,6 @@ class Request:
     def step_is_over(self, num_scheduled_tokens: int) -> bool:
         """A step that computed so many of the request's tokens has ended; whether it was planned before a preemption, so that what it sampled is stale.
         Raises EngineError when more tokens come back than were on their way."""
-        if num_scheduled_tokens <= 0:
-            raise EngineError(f"a step of {num_scheduled_tokens} tokens of request {self.request_id} cannot have run")
         self.num_in_flight_tokens -= num_scheduled_tokens
         is_stale = self.num_stale_output_tokens > 0
         if is_stale:

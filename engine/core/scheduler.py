@@ -296,8 +296,9 @@ class Scheduler:
             request.num_computed_tokens += num_new_tokens
             request.num_in_flight_tokens += num_new_tokens
             request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
-            if self.scheduler_config.async_scheduling and not request.is_prefill_chunk:
-                request.num_output_placeholders += 1
+        if self.scheduler_config.async_scheduling:
+            for request in [self.requests[request_id] for request_id in plan.num_scheduled_tokens]:
+                request.num_output_placeholders += not request.is_prefill_chunk
         self.finished_req_ids = set()  # only now: both are part of the output
         self.reset_preempted_req_ids = set()
         if self._emit is not None:
@@ -317,6 +318,8 @@ class Scheduler:
         Called once per schedule(), in the same order; asynchronously there may be later schedules meanwhile."""
         ended: list[Request] = []
         for request_id, num_scheduled_tokens in scheduler_output.num_scheduled_tokens.items():
+            if num_scheduled_tokens <= 0:
+                raise EngineError(f"a step of {num_scheduled_tokens} tokens of request {request_id} cannot have run")
             request = self.requests.get(request_id)
             if request is None:
                 continue  # aborted while the model ran
