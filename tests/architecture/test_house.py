@@ -91,3 +91,9 @@ def test_a_first_start_asks_no_questions() -> None:
     config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
     assert config["server"]["showEmailPrompt"] is False
     assert config["browser"]["gatherUsageStats"] is False
+
+
+def test_an_app_that_nobody_uses_is_idle() -> None:
+    """Streamlit's watcher reads the folder, and the virtual environment that the README puts there, over and over: a whole processor core's work."""
+    config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
+    assert config["server"]["fileWatcherType"] == "none"
