@@ -184,6 +184,7 @@ class Session:
         while True:
             if not scheduler.has_unfinished_requests() and not in_flight and (pending or actions):
                 recorder.step = max(recorder.step, min(x for x in _steps(pending, actions)) - 1)  # nothing runs: go on to what comes next
+                scheduler.current_step = recorder.step
             while pending and pending[0].arrival_step <= recorder.step + 1:
                 self._arrive(pending.pop(0))
             while actions and actions[0].at_step <= recorder.step + 1:

@@ -11,6 +11,7 @@ from engine.session import ActionSpec, RequestSpec, Session, SessionConfig
 from engine.trace import codec
 from engine.trace.events import (
     AllocationRefused,
+    BlockEvicted,
     BlocksAllocated,
     BlocksFreed,
     BlocksTouched,
@@ -216,3 +217,15 @@ def test_what_names_no_layers_is_refused(text: str) -> None:
 def test_a_layer_that_the_model_does_not_have_is_refused_before_anything_runs() -> None:
     with pytest.raises(InvalidInput, match=r"there is no layer 4 to interpret: the 4 layers of tiny are 0 to 3"):
         Session(FIGURE_6, (request("A", 3, 1),), vocabulary=str, model_name="tiny", interpreted_layers=(4,))
+
+
+def test_a_lookup_names_the_step_in_which_its_block_was_evicted() -> None:
+    """Also behind steps in which nothing ran: A's third block goes in step 20 to C, and B, who comes later, is told so (R3.10)."""
+    config = SessionConfig(num_blocks=4, block_size=4)
+    requests = (request("A", 9, 1), request("C", 6, 2, base=100, arrival_step=20), request("B", 9, 1, arrival_step=40))
+    trace = session(config, *requests).run_to_end()
+    found = events(trace, PrefixLookup, "B")[0].event
+    assert found.cause.kind is CauseKind.EVICTED_EARLIER
+    evicted = {f.step for f in events(trace, BlockEvicted) if f.event.cause.facts.get("for_request") == "C"}
+    assert evicted == {20}
+    assert (found.cause.facts["step"], found.cause.facts["for_request"]) == (20, "C")
