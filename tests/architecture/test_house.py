@@ -94,6 +94,6 @@ def test_a_first_start_asks_no_questions() -> None:
 
 
 def test_an_app_that_nobody_uses_is_idle() -> None:
-    """Streamlit's watcher reads the folder, and the virtual environment that the README puts there, over and over: a whole processor core's work."""
+    """Streamlit's watcher keeps a processor core busy when the virtual environment lies in the app's folder, where the README puts it."""
     config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
     assert config["server"]["fileWatcherType"] == "none"
