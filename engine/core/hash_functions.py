@@ -15,12 +15,15 @@ import cbor2
 
 from engine.errors import InvalidInput
 
-try:
-    from xxhash import xxh3_128_digest as _xxh3_128_digest
-except ImportError:  # an optional package
-    _xxh3_128_digest = None  # type: ignore[assignment]
-
 Digest: TypeAlias = Callable[[bytes], bytes]
+
+_xxh3_128_digest: Digest | None
+try:
+    import xxhash as xxhash_package
+except ImportError:  # an optional package
+    _xxh3_128_digest = None
+else:
+    _xxh3_128_digest = xxhash_package.xxh3_128_digest
 
 
 def sha256_digest(data: bytes) -> bytes:

@@ -149,7 +149,8 @@ class SharedSequence(Sequence[T]):
             node = node.items[offset >> shift & WIDTH - 1]
             if node is None:
                 return ABSENT
-        return node.items[offset & WIDTH - 1]  # type: ignore[no-any-return]
+        found: T | Absent = node.items[offset & WIDTH - 1]
+        return found
 
     def with_changes(self, changes: Mapping[int, T | Absent]) -> SharedSequence[T]:
         """A version with other elements at these places (ABSENT empties one); this one stays as it is. Itself when nothing changes.

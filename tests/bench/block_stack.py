@@ -81,7 +81,7 @@ class Bench:
         keys = [hashlib.sha256(str(index).encode()).digest() for index in range(n)]
         register = self.adapter.register
         with self.measure("register x n"):
-            for block, key in zip(blocks, keys):  # noqa: B905  # the lists are of one length, and this part is measured
+            for block, key in zip(blocks, keys, strict=False):
                 register(pool, block, key)
         with self.measure("free_blocks, hashed, reversed"):
             pool.free_blocks(reversed(blocks))

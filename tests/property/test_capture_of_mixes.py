@@ -5,17 +5,16 @@ No worker runs here, so nothing is said about contents: `test_random_group_sessi
 
 from __future__ import annotations
 
-from hypothesis import given, reject
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.capture import COPY_PIN, SINK_PIN, StateCapture
 from engine.core.full_attention_manager import SinkFullAttentionManager
-from engine.errors import InvalidInput
 from engine.trace.events import CopyQueued, Event
 from engine.trace.integrity import ABOUT_CONTENTS, Recount, Violation, check_block, check_names, check_pool
 from engine.trace.recorder import Snapshot
 from tests.property.driven_scheduler import DrivenScheduler
-from tests.property.group_mixes import mixes
+from tests.property.heard_life import live, make_scheduler
 
 
 class Listener:
@@ -51,42 +50,10 @@ def violations(made: Snapshot) -> list[Violation]:
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[DrivenScheduler, Listener]:
     """A few requests, some of which are aborted, evicted, reset and preempted on the way, heard to the end."""
-    enable_caching = draw(st.sampled_from([True, True, True, False]))
-    mix = draw(mixes(enable_caching))
     listener = Listener()
-    try:
-        driven = DrivenScheduler(
-            mix,
-            1 + mix.num_for_one_token + draw(st.integers(0, 16)),
-            enable_caching=enable_caching,
-            listen=listener,
-            async_scheduling=draw(st.booleans()),
-            max_num_seqs=draw(st.integers(1, 4)),
-            max_num_batched_tokens=draw(st.sampled_from([3, 4, 8, 9, 64])),
-            policy=draw(st.sampled_from(["fcfs", "priority"])),
-        )
-    except InvalidInput:
-        reject()
+    driven = make_scheduler(draw, listener)
     listener.begin(driven)
-    for _ in range(draw(st.integers(2, 5))):
-        prompt = [*([0] * draw(st.integers(0, 16))), *draw(st.lists(st.integers(0, 1), min_size=1, max_size=8))]
-        request = driven.make(prompt, draw(st.lists(st.integers(0, 1), min_size=1, max_size=8)), priority=draw(st.integers(0, 2)))
-        try:
-            driven.add(request)
-        except InvalidInput:
-            continue
-        for _ in range(draw(st.integers(0, 6))):
-            if len(driven.in_flight) == driven.max_in_flight:
-                driven.update()
-            driven.schedule()
-        what = draw(st.sampled_from(["", "", "", "abort", "reset", "evict"]))
-        if what == "abort" and request.request_id in driven.scheduler.requests:
-            driven.abort(request.request_id)
-        elif what == "reset":
-            driven.scheduler.reset_prefix_cache(draw(st.booleans()))
-        elif what == "evict":
-            driven.manager.evict_blocks(draw(st.sets(st.integers(1, len(driven.manager.block_pool.blocks) - 1), max_size=3)))
-    driven.run_to_end()
+    live(draw, driven)
     return driven, listener
 
 

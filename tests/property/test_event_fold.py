@@ -6,17 +6,16 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import given, reject
+from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidInput
 from engine.session import RequestSpec, Session, SessionConfig
 from engine.trace.events import Event, kind_of
 from scenarios import open_session
 from scenarios.loader import library_files
 from tests.property.driven_scheduler import DrivenScheduler
 from tests.property.fold import fold
-from tests.property.group_mixes import mixes
+from tests.property.heard_life import live, make_scheduler
 from tests.property.plain_state import PlainState, read_manager, read_scheduler
 from tests.property.test_random_sessions import scenarios
 
@@ -77,48 +76,10 @@ def test_random_sessions(scenario: tuple[SessionConfig, tuple[RequestSpec, ...]]
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[DrivenScheduler, Follower]:
     """A scheduler with a few requests, some of which are aborted, evicted, reset and preempted on the way, heard to the end."""
-    enable_caching = draw(st.sampled_from([True, True, True, False]))
-    mix = draw(mixes(enable_caching))
     follower = Follower()
-    try:
-        driven = DrivenScheduler(
-            mix,
-            1 + mix.num_for_one_token + draw(st.integers(0, 16)),
-            enable_caching=enable_caching,
-            listen=follower,
-            async_scheduling=draw(st.booleans()),
-            max_num_seqs=draw(st.integers(1, 4)),
-            max_num_batched_tokens=draw(st.sampled_from([3, 4, 8, 9, 64])),
-            policy=draw(st.sampled_from(["fcfs", "priority"])),
-        )
-    except InvalidInput:
-        reject()
+    driven = make_scheduler(draw, follower)
     follower.begin(driven.scheduler, driven.requests)
-    for _ in range(draw(st.integers(2, 5))):
-        shared = draw(st.integers(0, 16))
-        request = driven.make(
-            [*([0] * shared), *draw(st.lists(st.integers(0, 1), min_size=1, max_size=8))],
-            draw(st.lists(st.integers(0, 1), min_size=1, max_size=8)),
-            priority=draw(st.integers(0, 2)),
-        )
-        driven.requests[request.request_id] = request  # heard of before it is added: the event names it
-        try:
-            driven.add(request)
-        except InvalidInput:
-            del driven.requests[request.request_id]
-            continue
-        for _ in range(draw(st.integers(0, 6))):
-            if len(driven.in_flight) == driven.max_in_flight:
-                driven.update()
-            driven.schedule()
-        what = draw(st.sampled_from(["", "", "", "abort", "reset", "evict"]))
-        if what == "abort" and request.request_id in driven.scheduler.requests:
-            driven.abort(request.request_id)
-        elif what == "reset":
-            driven.scheduler.reset_prefix_cache(draw(st.booleans()))
-        elif what == "evict":
-            driven.manager.evict_blocks(draw(st.sets(st.integers(1, len(driven.manager.block_pool.blocks) - 1), max_size=3)))
-    driven.run_to_end()
+    live(draw, driven)
     return driven, follower
 
 
