@@ -119,6 +119,8 @@ class Config(_Part):
     decode_context_parallel_size: int = Field(1, ge=1, le=64, description="ranks over which the tokens of a block are dealt out; only without a model")
     dcp_rank: int = Field(0, ge=0, description="the rank whose memory is shown")
     cp_kv_cache_interleave_size: int = Field(1, ge=1, le=MAX_BLOCK_SIZE, description="tokens dealt to a rank in turn")
+    num_cpu_blocks: int = Field(0, ge=0, le=MAX_NUM_BLOCKS, description="blocks of the swap space; only with the engine “paper”")
+    preemption_mode: Literal["auto", "swap", "recompute"] = Field("auto", description="how preempted groups come back; only with the engine “paper”")
 
 
 class MultiModalItem(_Part):
@@ -127,6 +129,21 @@ class MultiModalItem(_Part):
     identifier: str = Field(min_length=1, max_length=100)
     offset: int = Field(ge=0)
     length: int = Field(ge=1)
+
+
+class BeamChoice(_Part):
+    """A surviving candidate: the living beam `parent` (from 0, in order of rank), followed by `token`."""
+
+    parent: int = Field(ge=0, le=7)
+    token: TokenReference
+
+
+class PrefixPart(_Part):
+    """A prefix that the provider keeps in memory for all requests that name it (the paper's section 4.4)."""
+
+    id: RequestId
+    prompt: str | None = Field(None, min_length=1)
+    prompt_token_ids: list[TokenId] | None = Field(None, min_length=1)
 
 
 class RequestPart(_Part):
@@ -146,6 +163,13 @@ class RequestPart(_Part):
     lora_int_id: int = Field(1, ge=1, le=1_000_000, description="tells adapters of one name apart")
     mm_features: list[MultiModalItem] = Field([], max_length=64, description="items that some of its tokens stand for")
     priority: int = Field(0, description="smaller is served first, under the policy “priority”")
+    prompt_length: int | None = Field(None, ge=1, le=100_000, description="a prompt of so many tokens that mean nothing; only without a model")
+    n: int = Field(1, ge=1, le=16, description="outputs for one prompt; only with the engine “paper”")
+    beam_width: int | None = Field(None, ge=2, le=8, description="beam search with so many candidates; only with the engine “paper”")
+    length_penalty: float = Field(1.0, ge=0.0, le=4.0, description="how much a finished beam is forgiven for its length")
+    prefix: str | None = Field(None, min_length=1, description="the id of the provider's prefix that stands before the prompt; only with the engine “paper”")
+    force_samples: list[list[TokenReference]] = Field([], max_length=16, description="per sample the first outputs, dictated")
+    force_beams: list[list[BeamChoice]] = Field([], max_length=256, description="per iteration the candidates that survive, dictated")
 
     @property
     def output_limit(self) -> int:
@@ -180,10 +204,20 @@ At = Annotated[Selector, BeforeValidator(_point)]
 
 
 class Note(_Part):
-    """A sentence for the learner, shown at the event it belongs to."""
+    """A sentence for the learner, shown at the event it belongs to. `unconfirmed`: it names a value that no source confirms; the screen marks it."""
 
     at: At
     say: Sentence
+    unconfirmed: bool = False
+
+
+class Correction(_Part):
+    """“What you may have read”: what a text on the subject says, what really happens, and the rule that says so."""
+
+    at: At
+    read: Sentence = Field(description="what a text says, in our words")
+    really: Sentence = Field(description="what is right instead")
+    rule: str = Field(pattern=r"^S\d{1,2}$", description="the rule that tells them apart")
 
 
 class Question(_Part):
@@ -242,11 +276,15 @@ class Scenario(_Part):
     title: Sentence
     source: Sentence
     goal: Sentence = Field(description="one sentence: what somebody knows after watching it")
+    engine: Literal["v1", "paper"] = Field("v1", description="vLLM V1's block manager, or that of the 2023 paper")
     model: str = Field("tiny", min_length=1, description="a model's name, or “none” to run the memory manager alone")
+    pair: str | None = Field(None, pattern=ID_PATTERN, description="the scene that shows the same with the other engine")
     config: Config
+    prefixes: list[PrefixPart] = Field([], max_length=16, description="prefixes that the provider keeps; only with the engine “paper”")
     requests: list[RequestPart] = Field(min_length=1, max_length=256)
     actions: list[Action] = []
     notes: list[Note] = []
+    corrections: list[Correction] = []
     questions: list[Question] = []
     expect: list[Expectation] = []
 
@@ -273,6 +311,6 @@ def json_schema() -> dict[str, Any]:
     schema = Scenario.model_json_schema()
     parts = schema["$defs"]
     parts["Selector"]["properties"]["kind"]["enum"] = list(SELECTOR_KINDS)
-    for name in ("Note", "Question", "Expectation"):
+    for name in ("Note", "Correction", "Question", "Expectation"):
         parts[name]["properties"]["at"] = {"anyOf": [{"enum": list(SELECTOR_KINDS)}, {"$ref": "#/$defs/Selector"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

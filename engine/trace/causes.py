@@ -86,9 +86,25 @@ class CauseKind(str, Enum):
     GREEDY = "greedy"  # the most probable token; facts: probability
     SEEDED = "seeded"  # drawn with the request's seed; facts: probability, temperature, seed
     FORCED = "forced"  # the scenario dictates it; facts: model_token_id (what the model would have said)
+    # the paper's engine (sections 4.3 to 4.5)
+    SHARED_BLOCK_WRITTEN = "shared_block_written"  # copy-on-write: others refer to the block too; facts: logical_index, ref_cnt (before)
+    PARALLEL_SAMPLING = "parallel_sampling"  # the prompt is computed, its samples go apart from here; facts: num_samples
+    BEAM_SURVIVES = "beam_survives"  # facts: rank (from 0), beam_width
+    BEAM_DROPPED = "beam_dropped"  # no candidate of this sequence is among the best; facts: beam_width
+    BEAM_SEARCH = "beam_search"  # the best candidates of all sequences of the group go on; facts: beam_width, num_candidates
+    SHARED_PREFIX = "shared_prefix"  # the prompt begins with a prefix that the provider keeps; facts: prefix, num_tokens
+    PREFIX_KEPT = "prefix_kept"  # the provider keeps a prefix from now on; facts: num_tokens
+    ONE_BLOCK_PER_SEQUENCE = "one_block_per_sequence"  # facts: num_sequences, num_required, num_free
+    SWAPPED = "swapped"  # a preempted group's blocks go to CPU memory, all or nothing; facts: num_blocks, num_cpu_free (before)
+    SWAPPED_BACK = "swapped_back"  # facts: num_blocks, num_free (before)
+    RECOMPUTED = "recomputed"  # a preempted group's blocks are dropped and computed again later, prompt and outputs as one prompt; facts: num_tokens
+    SWAP_SPACE_EXHAUSTED = "swap_space_exhausted"  # the CPU pool cannot hold the group, so it is recomputed; facts: num_blocks, num_cpu_free
+    PREEMPTED_FIRST = "preempted_first"  # nothing new is admitted while preempted groups wait to come back; facts: num_swapped
+    PROMPT_TOO_LONG_FOR_STEP = "prompt_too_long_for_step"  # a prompt is computed in one piece; facts: num_tokens, token_budget
     # ends
     MAX_TOKENS = "max_tokens"  # facts: max_tokens
     STOP_TOKEN = "stop_token"  # facts: token_id
+    BEAMS_FINISHED = "beams_finished"  # no running beam can become better than the finished ones; facts: num_finished
     MAX_MODEL_LEN = "max_model_len"  # facts: max_model_len
     ERROR = "error"
     RECORDER_FULL = "recorder_full"  # facts: max_frames

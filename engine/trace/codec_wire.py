@@ -43,6 +43,10 @@ class WireRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     num_cached_block: tuple[int | None, ...]
     num_preemptions: int = 0
     forced: Part | None = None
+    sequence_group: str | None = None
+    parent_id: str | None = None
+    cpu_block_ids: Part | None = None
+    cumulative_logprob: float | None = None
 
 
 class WireRow(msgspec.Struct, frozen=True):
@@ -93,6 +97,10 @@ class WireFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     slot_mapping: tuple[int, ...] | None = None
     scheduled: dict[str, int] | None = None
     counters: Counters | None = None
+    num_cpu_blocks: int | None = None
+    cpu_blocks: list[tuple[int, int]] = []
+    cpu_free_queue: list[int] | None = None
+    swapped: tuple[str, ...] | None = None
 
 
 class WireTrace(msgspec.Struct):
@@ -187,6 +195,9 @@ class Writer:
             rows=None if frame.rows == old.rows else [self._rows.index(row) for row in frame.rows],
             slot_mapping=_if_changed(frame.slot_mapping, old.slot_mapping),
             scheduled=_if_changed(frame.scheduled, old.scheduled), counters=_if_changed(frame.counters, old.counters),
+            num_cpu_blocks=_if_changed(len(frame.cpu_blocks), len(old.cpu_blocks)),
+            cpu_blocks=[(i, self._blocks.index(state)) for i, state in find_changes(old.cpu_blocks, frame.cpu_blocks)],
+            cpu_free_queue=_if_changed(list(frame.cpu_free_queue), list(old.cpu_free_queue)), swapped=_if_changed(frame.swapped, old.swapped),
         )  # fmt: skip
 
     def _request(self, state: RequestState) -> WireRequest:
@@ -197,6 +208,8 @@ class Writer:
             block_ids=tuple(self._ints.part(("table", name, group_id), table) for group_id, table in enumerate(state.block_ids)),
             block_hashes=self._hashes.part(name, state.block_hashes), num_cached_block=state.num_cached_block, num_preemptions=state.num_preemptions,
             forced=self._ints.part(("forced", name), state.forced) if state.forced else None,
+            sequence_group=state.sequence_group, parent_id=state.parent_id, cumulative_logprob=state.cumulative_logprob,
+            cpu_block_ids=self._ints.part(("cpu", name), state.cpu_block_ids) if state.cpu_block_ids else None,
         )  # fmt: skip
 
     def _row(self, row: WorkerRow) -> WireRow:
@@ -234,6 +247,8 @@ class Reader:
             running=_or(f.running, last.running), waiting=_or(f.waiting, last.waiting),
             rows=last.rows if f.rows is None else tuple(_pick(self._rows, index) for index in f.rows),
             slot_mapping=_or(f.slot_mapping, last.slot_mapping), scheduled=_or(f.scheduled, last.scheduled), counters=_or(f.counters, last.counters),
+            cpu_blocks=_changed(last.cpu_blocks, f.cpu_blocks, f.num_cpu_blocks, self._wire.block_states),
+            cpu_free_queue=last.cpu_free_queue if f.cpu_free_queue is None else tuple(f.cpu_free_queue), swapped=_or(f.swapped, last.swapped),
         )  # fmt: skip
 
     def _request(self, state: WireRequest) -> RequestState:
@@ -242,6 +257,8 @@ class Reader:
             num_computed_tokens=state.num_computed_tokens, block_ids=tuple(self._ints(part) for part in state.block_ids),
             block_hashes=self._part("hashes", self._wire.hash_lists, state.block_hashes), num_cached_block=state.num_cached_block,
             num_preemptions=state.num_preemptions, forced=self._ints(state.forced) if state.forced is not None else (),
+            sequence_group=state.sequence_group, parent_id=state.parent_id, cumulative_logprob=state.cumulative_logprob,
+            cpu_block_ids=self._ints(state.cpu_block_ids) if state.cpu_block_ids is not None else (),
         )  # fmt: skip
 
     def _ints(self, part: Part) -> tuple[int, ...]:
@@ -263,7 +280,7 @@ class Reader:
 
 EMPTY = Frame(
     seq=-1, step=0, op="", op_index=0, event=None, blocks=SharedSequence(), free_queue=SharedSequence(), hash_map=SharedSequence(),  # type: ignore[arg-type]
-    requests=SharedSequence(), running=(), waiting=(), rows=(), slot_mapping=(), scheduled={}, counters=Counters(),
+    requests=SharedSequence(), running=(), waiting=(), rows=(), slot_mapping=(), scheduled={}, counters=Counters(), cpu_blocks=SharedSequence(),
 )  # fmt: skip
 """What the first frame is compared with."""
 

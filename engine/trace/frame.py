@@ -14,7 +14,7 @@ import msgspec
 
 from engine.trace.events import AnyEvent
 
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 
 
 class BlockOwner(msgspec.Struct, frozen=True):
@@ -52,6 +52,10 @@ class RequestState(msgspec.Struct, frozen=True):
 
     `token_ids`: prompt then outputs. `block_ids`: block table per KV-cache group (0 = null block). `block_hashes`: hex digests of its full hash blocks.
     `num_cached_block`: caching frontier per group, None before the first caching (R3.6). `forced`: positions whose token the scenario dictated.
+
+    The paper's engine has one such state per sequence: `sequence_group` is the id of the request that it belongs to (None: the request is its only sequence),
+    `parent_id` the sequence it was forked from, `cpu_block_ids` its block table while it is swapped out, `cumulative_logprob` the sum of the natural logarithms
+    of its outputs' probabilities (None where nothing counts them).
     """
 
     request_id: str
@@ -64,6 +68,10 @@ class RequestState(msgspec.Struct, frozen=True):
     num_cached_block: tuple[int | None, ...]
     num_preemptions: int = 0
     forced: tuple[int, ...] = ()
+    sequence_group: str | None = None
+    parent_id: str | None = None
+    cpu_block_ids: tuple[int, ...] = ()
+    cumulative_logprob: float | None = None
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
@@ -90,7 +98,9 @@ class Frame(msgspec.Struct, frozen=True):
     `seq` counts frames from 0, `step` engine steps (0 before the first), `op_index` the operations (several frames may share one); `op` names the
     operation (``prepare``, ``add_request A``, ``schedule``, ``execute_model``, ``update_from_output``). `free_queue`: block ids, head first. `requests`: all
     that ever arrived, in order of arrival.
-    `hash_map`: the prefix cache in order of insertion, key -> block ids. `slot_mapping`: of the batch that the worker prepared last, int per scheduled token.
+    `hash_map`: the prefix cache in order of insertion, key -> block ids. `cpu_blocks`, `cpu_free_queue`, `swapped`: the paper's swap space, which block ids are
+    free in it, and the sequence groups that lie there; empty in V1, which does not swap. `slot_mapping`: of the batch that the worker prepared last, int per
+    scheduled token.
     """
 
     seq: int
@@ -108,6 +118,9 @@ class Frame(msgspec.Struct, frozen=True):
     slot_mapping: tuple[int, ...]
     scheduled: dict[str, int]
     counters: Counters
+    cpu_blocks: Sequence[BlockState] = ()
+    cpu_free_queue: Sequence[int] = ()
+    swapped: tuple[str, ...] = ()
 
     def request(self, request_id: str) -> RequestState | None:
         """The state of one request, or None while it has not arrived."""

@@ -28,6 +28,9 @@ class Snapshot(NamedTuple):
     slot_mapping: tuple[int, ...]
     scheduled: dict[str, int]
     counters: Counters
+    cpu_blocks: Sequence[BlockState] = ()
+    cpu_free_queue: Sequence[int] = ()
+    swapped: tuple[str, ...] = ()
 
 
 class Recorder:

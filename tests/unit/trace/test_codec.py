@@ -113,7 +113,7 @@ def test_a_trace_cut_anywhere_is_refused_in_one_sentence(tmp_path: Path) -> None
 def test_another_version_says_both_versions() -> None:
     data = json.loads(codec.encode_json(two_frames()))
     data["version"] = 99
-    with pytest.raises(InvalidInput, match=r"t.json is a trace of version 99, but this Pagewalk reads version 2: run its scenario again"):
+    with pytest.raises(InvalidInput, match=r"t.json is a trace of version 99, but this Pagewalk reads version 3: run its scenario again"):
         codec.decode_json(json.dumps(data).encode(), "t.json")
 
 
