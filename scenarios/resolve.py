@@ -51,6 +51,7 @@ def session_config(scenario: Scenario, num_positions: int | None) -> SessionConf
         decode_context_parallel_size=config.decode_context_parallel_size,
         dcp_rank=config.dcp_rank,
         cp_kv_cache_interleave_size=config.cp_kv_cache_interleave_size,
+        attention_shares=config.attention_shares,
     )
 
 

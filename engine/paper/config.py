@@ -32,6 +32,7 @@ class PaperConfig:
     max_model_len: int | None = None
     watermark: float = 0.0
     free_queue_order: tuple[int, ...] = ()
+    attention_shares: bool = False
     seed: int = 0
     max_frames: int = 20_000
 

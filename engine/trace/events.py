@@ -191,7 +191,8 @@ class KVWritten(Event, frozen=True, kw_only=True, tag="kv_written"):
 
 class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_computed"):
     """paged_attention ran over the whole ragged batch. `agrees_within`: the smallest power of ten that bounds the largest difference
-    between the Triton kernel and the torch reference on the compared layers (None: nothing was compared)."""
+    between the Triton kernel and the torch reference on the compared layers (None: nothing was compared). `block_shares`: where the settings ask for it, per
+    request the share of attention that its last query gives to each logical block (mean over the heads of `shares_layer`, each row sums to 1)."""
 
     backend: str
     layers: list[int]
@@ -199,6 +200,8 @@ class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_compute
     query_lens: list[int]
     seq_lens: list[int]
     request_ids: list[str]
+    block_shares: list[list[float]] = []
+    shares_layer: int | None = None
 
 
 class TokenSampled(Event, frozen=True, kw_only=True, tag="token_sampled"):
