@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import typing
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -12,20 +13,6 @@ from scenarios import schema
 from scenarios.problems import Path, Problem
 from scenarios.yaml_source import Source
 
-_PARTS: dict[tuple[str, ...], type[BaseModel]] = {
-    (): schema.Scenario,
-    ("config",): schema.Config,
-    ("config", "kv_cache_groups"): schema.Group,
-    ("requests",): schema.RequestPart,
-    ("requests", "mm_features"): schema.MultiModalItem,
-    ("actions",): schema.Action,
-    ("notes",): schema.Note,
-    ("questions",): schema.Question,
-    ("expect",): schema.Expectation,
-    ("notes", "at"): schema.Selector,
-    ("questions", "at"): schema.Selector,
-    ("expect", "at"): schema.Selector,
-}
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -39,13 +26,15 @@ _WANTED = {
 }
 _PATTERNS = {
     schema.ID_PATTERN: "small letters and digits with single hyphens between them, as in “figure-6”",
+    schema.RULE_PATTERN: "the name of a rule, as in “S14”",
     schema.REQUEST_ID_PATTERN: "letters, digits, “_”, “.” and “-”, beginning with a letter or digit",
+    r"^S\d{1,2}$": "the S and the number of a rule, as in “S4”",
 }
 
 
-def problems_of(error: ValidationError, source: Source) -> list[Problem]:
-    """One problem per pydantic error, at its place in the file."""
-    return [_problem(dict(e), source) for e in error.errors()]
+def problems_of(error: ValidationError, source: Source, root: type[BaseModel] = schema.Scenario, under: Path = ()) -> list[Problem]:
+    """One problem per pydantic error, at its place in the file. `root`: the model that was validated, which stands `under` this path of the file."""
+    return [_problem(dict(e), source, root, under) for e in error.errors()]
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
@@ -76,24 +65,40 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def _problem(error: dict[str, Any], source: Source) -> Problem:
+def _problem(error: dict[str, Any], source: Source, root: type[BaseModel], under: Path) -> Problem:
     path: Path = tuple(part for part in error["loc"] if part != "[key]")
-    return source.problem(path, _message(error, path))
+    return source.problem((*under, *path), _message(error, path, root))
 
 
-def _message(error: dict[str, Any], path: Path) -> str:
+def _part_at(root: type[BaseModel], path: Path) -> type[BaseModel]:
+    """The model whose fields stand at `path` inside `root`."""
+    for name in path:
+        if isinstance(name, str) and name in root.model_fields:
+            root = next(_models_in(root.model_fields[name].annotation), root)
+    return root
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _message(error: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
     kind, value, ctx = error["type"], error.get("input"), error.get("ctx") or {}
     if kind == "missing":
         return "this field is missing; add it"
     if kind == "extra_forbidden":
-        names = [part for part in path[:-1] if isinstance(part, str)]
-        return f"there is no such field here; {did_you_mean(str(path[-1]), _PARTS[tuple(names)].model_fields)}"
+        return f"there is no such field here; {did_you_mean(str(path[-1]), _part_at(root, path[:-1]).model_fields)}"
     if kind in _WANTED:
         return f"this must be {_WANTED[kind]}, not {shown(value)}; {_mend(kind, value)}"
     if kind == "greater_than_equal":
         return f"this is {value}, but it must be at least {ctx['ge']:g}; give a larger number"
     if kind == "less_than_equal":
         return f"this is {value}, but it may be at most {ctx['le']:g}; give a smaller number"
+    if kind == "greater_than":
+        return f"this is {value}, but it must be more than {ctx['gt']:g}; give a larger number"
     if kind == "less_than":
         return f"this is {value}, but it must be less than {ctx['lt']:g}; give a smaller number"
     if kind in ("string_too_short", "too_short"):
@@ -103,7 +108,7 @@ def _message(error: dict[str, Any], path: Path) -> str:
     if kind == "too_long":
         return f"this list has {len(value or ())} entries, but it may have at most {ctx['max_length']}; shorten it"
     if kind == "string_pattern_mismatch":
-        return f"{shown(value)} does not fit; use {_PATTERNS[ctx['pattern']]}"
+        return f"{shown(value)} does not fit; use {_PATTERNS.get(ctx['pattern'], 'a text of the pattern ' + ctx['pattern'])}"
     if kind == "literal_error":
         choices = [c.strip("'") for c in str(ctx["expected"]).replace(" or ", ", ").split(", ")]
         return f"{shown(value)} is not one of the choices; {did_you_mean(str(value), choices)}"
