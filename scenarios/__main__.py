@@ -21,10 +21,10 @@ from scenarios.expectations import Decode, Failure, check_expectations, num_fact
 from scenarios.final_state import final_state, outputs
 from scenarios.loader import library_files, list_scenarios, load_scenario
 from scenarios.other_model import for_model
-from scenarios.runner import load_vocabulary, open_session, place_notes, resolve_notes
+from scenarios.runner import load_vocabulary, open_session, place_notes
 from scenarios.runner import run as run_scenario
 from scenarios.schema import Scenario, json_schema
-from scenarios.walk import walk
+from scenarios.walk import placed_in, walk
 
 OK, FAILED, INVALID, RAISED = 0, 1, 2, 3
 
@@ -130,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         print(f"{scenario.title} ({scenario.source})")
         print(scenario.goal)
-        for line in walk(trace, resolve_notes(held, trace.frames)):
+        for line in walk(trace, *placed_in(trace)):
             print(line)
         for request_id, output in outputs(trace, decode).items():
             print(f"{request_id}: {output['text']!r} ({output['status']})")
@@ -146,9 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     trace = load(arguments.trace)
-    notes = trace.header.scenario.get("resolved_notes")
-    placed = {int(seq): str(text) for seq, text in notes.items() if str(seq).isdigit()} if isinstance(notes, dict) else {}
-    for line in walk(trace, placed):
+    for line in walk(trace, *placed_in(trace)):
         print(line)
     return OK
 

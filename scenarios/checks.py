@@ -32,7 +32,7 @@ def _found(scenario: Scenario) -> Iterator[tuple[Path, str]]:
     yield from check_groups(scenario)
     yield from _requests(scenario)
     yield from _actions(scenario)
-    for part in ("notes", "questions", "expect"):
+    for part in ("notes", "corrections", "questions", "expect"):
         for index, entry in enumerate(getattr(scenario, part)):
             yield from _selector(scenario, (part, index, "at"), entry.at)
     for index, expectation in enumerate(scenario.expect):
@@ -60,10 +60,14 @@ def _requests(scenario: Scenario) -> Iterator[tuple[Path, str]]:
         if request.id in first:
             yield (*path, "id"), f"the id “{request.id}” is used twice, first by requests[{first[request.id]}]; give each request its own"
         first.setdefault(request.id, index)
-        if request.prompt is None and request.prompt_token_ids is None:
+        given = [name for name in ("prompt", "prompt_token_ids", "prompt_length") if getattr(request, name) is not None]
+        if not given:
             yield path, "this request has no prompt; give it a “prompt” (a text) or “prompt_token_ids” (a list of numbers)"
-        if request.prompt is not None and request.prompt_token_ids is not None:
-            yield path, "this request has a prompt and prompt_token_ids; keep one of them"
+        if len(given) > 1:
+            yield path, f"this request has a {' and '.join(given)}; keep one of them"
+        if request.prompt_length is not None and scenario.model != "none":
+            message = f"tokens that mean nothing are nothing for {scenario.model} to read; write a “prompt”, or set “model” to none"
+            yield (*path, "prompt_length"), message
         if len(request.force) > request.output_limit:
             yield (*path, "force"), f"{len(request.force)} outputs are forced, but max_tokens is {request.output_limit}; raise it or force fewer"
         if scenario.model == "none" and len(request.force) < request.output_limit:

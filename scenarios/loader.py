@@ -31,6 +31,10 @@ READING_ORDER = (
 """Scenes that build on each other; those that are not named follow behind the others of their group, by name."""
 
 
+PLACED = ("resolved_notes", "resolved_corrections", "unconfirmed_notes")
+"""What a trace's header adds to the scenario: its sentences by frame."""
+
+
 @dataclass(frozen=True)
 class SceneInfo:
     """What a gallery shows of a scene."""
@@ -81,7 +85,8 @@ def parse_scenario(data: bytes | str, name: str) -> Scenario:
 def scenario_from_data(data: Mapping[str, Any], name: str = "the scenario") -> Scenario:
     """A scenario from plain data: a form on a screen, or the header of a trace. Raises ScenarioError with all problems."""
     plain = dict(data)
-    plain.pop("resolved_notes", None)
+    for name in PLACED:
+        plain.pop(name, None)
     group = plain.pop("group", None)
     scenario = _validated(plain, Source(name))
     scenario._group = group if group in GROUPS else None

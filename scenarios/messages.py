@@ -28,7 +28,6 @@ _PATTERNS = {
     schema.ID_PATTERN: "small letters and digits with single hyphens between them, as in “figure-6”",
     schema.RULE_PATTERN: "the name of a rule, as in “S14”",
     schema.REQUEST_ID_PATTERN: "letters, digits, “_”, “.” and “-”, beginning with a letter or digit",
-    r"^S\d{1,2}$": "the S and the number of a rule, as in “S4”",
 }
 
 

@@ -23,19 +23,20 @@ VOCABULARY_WITHOUT_MODEL = "tiny"
 def for_model(scenario: Scenario, model: str | None) -> Scenario:
     """The scene without the facts and notes that hold for its own model only; itself when `model` is that one (or None). Changes nothing.
 
-    Left out are word facts, notes that quote what no prompt and no forced output contains, and all of both when a prompt has another number of
+    Left out are word facts, notes and corrections that quote what no prompt and no forced output contains, and all of them when a prompt has another number of
     tokens, because then blocks fill at other moments. Raises InvalidInput for a model that is not there.
     """
     if model is None or model == scenario.model:
         return scenario
     if _prompt_lengths(scenario, model) != _prompt_lengths(scenario, scenario.model):
-        return scenario.model_copy(update={"notes": [], "expect": []})
+        return scenario.model_copy(update={"notes": [], "corrections": [], "expect": []})
     given = " ".join([*(r.prompt or "" for r in scenario.requests), *(str(t) for r in scenario.requests for t in r.force)])
     notes = [note for note in scenario.notes if all(quoted in given for quoted in _QUOTED.findall(note.say))]
+    corrections = [c for c in scenario.corrections if all(quoted in given for quoted in _QUOTED.findall(f"{c.read} {c.really}"))]
     expect = [e.model_copy(update=dict.fromkeys(WORD_FACTS)) for e in scenario.expect]
-    return scenario.model_copy(update={"notes": notes, "expect": [e for e in expect if e.facts]})
+    return scenario.model_copy(update={"notes": notes, "corrections": corrections, "expect": [e for e in expect if e.facts]})
 
 
 def _prompt_lengths(scenario: Scenario, model: str) -> list[int]:
     tokenizer = load_tokenizer(VOCABULARY_WITHOUT_MODEL if model == NO_MODEL else model)
-    return [len(tokenizer.encode(r.prompt)) if r.prompt is not None else len(r.prompt_token_ids or ()) for r in scenario.requests]
+    return [len(tokenizer.encode(r.prompt)) if r.prompt is not None else r.prompt_length or len(r.prompt_token_ids or ()) for r in scenario.requests]

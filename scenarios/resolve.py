@@ -11,7 +11,7 @@ from engine.models import Tokenizer
 from engine.session import ActionSpec, GroupConfig, RequestSpec, SessionConfig
 from scenarios.messages import shown
 from scenarios.problems import Path, Problem, ScenarioError
-from scenarios.schema import Config, RequestPart, Scenario
+from scenarios.schema import MAX_REQUESTS, Config, RequestPart, Scenario
 
 MAX_FRAMES = 20_000
 MAX_BLOCK_STATES = 8_000_000
@@ -79,7 +79,7 @@ def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str, num_posi
     specs: list[RequestSpec] = []
     for index, request in enumerate(scenario.requests):
         path: Path = ("requests", index)
-        prompt, found = _prompt(request, path, tokenizer, model)
+        prompt, found = _prompt(request, index, path, tokenizer, model)
         forced, more = _forced(request, path, tokenizer, model)
         found += more
         if not found:
@@ -112,10 +112,20 @@ def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str, num_posi
 _Found = list[tuple[Path, str]]
 
 
-def _prompt(request: RequestPart, path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], _Found]:
+def tokens_without_meaning(num_tokens: int, index: int, tokenizer: Tokenizer) -> list[int]:
+    """`num_tokens` token ids for the prompt of the scenario's request number `index` (0 to 255): every plain token of the vocabulary in turn, from a place that
+    no other request begins at, so that no two such prompts share a block. Stop tokens are left out."""
+    plain = [token_id for token_id in range(tokenizer.vocab_size) if token_id not in tokenizer.stop_token_ids]
+    first = index * max(len(plain) // MAX_REQUESTS, 1)
+    return [plain[(first + position) % len(plain)] for position in range(num_tokens)]
+
+
+def _prompt(request: RequestPart, index: int, path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], _Found]:
     if request.prompt is not None:
         token_ids = tokenizer.encode(request.prompt)
         return token_ids, [] if token_ids else [((*path, "prompt"), f"this text has no token for {model}; write at least one word")]
+    if request.prompt_length is not None:
+        return tokens_without_meaning(request.prompt_length, index, tokenizer), []
     token_ids = list(request.prompt_token_ids or ())
     return token_ids, list(_outside(token_ids, (*path, "prompt_token_ids"), tokenizer, model))
 
@@ -150,7 +160,7 @@ def _outside(token_ids: list[int], path: Path, tokenizer: Tokenizer, model: str,
 
 def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tokens: int, model: str, num_positions: int | None) -> _Found:
     config = scenario.config
-    field = "prompt" if request.prompt is not None else "prompt_token_ids"
+    field = next((name for name in ("prompt", "prompt_length") if getattr(request, name) is not None), "prompt_token_ids")
     limit = config.max_model_len
     if limit is not None and num_prompt_tokens >= limit:
         message = f"the prompt has {num_prompt_tokens} tokens, but with max_model_len {limit} at most {limit - 1} can be followed by an output"

@@ -95,6 +95,28 @@ def resolve_notes(scenario: Scenario, frames: Sequence[Frame]) -> dict[int, str]
     return notes
 
 
+def resolve_corrections(scenario: Scenario, frames: Sequence[Frame]) -> dict[int, list[dict[str, str]]]:
+    """Frame number -> the scenario's corrections for it, each as `read`, `really` and `rule`. Left out as notes are."""
+    placed: dict[int, list[dict[str, str]]] = {}
+    for correction in scenario.corrections:
+        frame = select(correction.at, frames)
+        if frame is not None:
+            placed.setdefault(frame.seq, []).append({"read": correction.read, "really": correction.really, "rule": correction.rule})
+    return placed
+
+
+def unconfirmed_notes(scenario: Scenario, frames: Sequence[Frame]) -> list[int]:
+    """Frames with a note that names a value which no source confirms, in order."""
+    found = (select(note.at, frames) for note in scenario.notes if note.unconfirmed)
+    return sorted({frame.seq for frame in found if frame is not None})
+
+
 def place_notes(scenario: Scenario, trace: Trace) -> None:
-    """Write the notes, by frame, into the trace's header (`scenario["resolved_notes"]`), so that a trace file shows them wherever it is opened."""
-    trace.header.scenario["resolved_notes"] = {str(seq): text for seq, text in resolve_notes(scenario, trace.frames).items()}
+    """Write notes and corrections, by frame, into the trace's header, so that a trace file shows them wherever it is opened: `scenario["resolved_notes"]`,
+    `["resolved_corrections"]` and, as a list of frames, `["unconfirmed_notes"]`; the last two only in a scenario that has such."""
+    header = trace.header.scenario
+    header["resolved_notes"] = {str(seq): text for seq, text in resolve_notes(scenario, trace.frames).items()}
+    if scenario.corrections:
+        header["resolved_corrections"] = {str(seq): found for seq, found in resolve_corrections(scenario, trace.frames).items()}
+    if any(note.unconfirmed for note in scenario.notes):
+        header["unconfirmed_notes"] = unconfirmed_notes(scenario, trace.frames)

@@ -17,8 +17,10 @@ from scenarios.yaml_source import Source
 MAX_NUM_BLOCKS = 8192
 MAX_BLOCK_SIZE = 256
 MAX_STEPS = 100_000
+MAX_REQUESTS = 256
 ID_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 REQUEST_ID_PATTERN = r"^\w[\w.-]*$"
+RULE_PATTERN = r"^S\d{1,2}$"
 POINT_KINDS = ("start", "end")
 """Selectors that name no event: the first frame and the last one."""
 SELECTOR_KINDS: tuple[str, ...] = (*POINT_KINDS, *EVENT_KINDS)
@@ -148,7 +150,8 @@ class PrefixPart(_Part):
 
 
 class RequestPart(_Part):
-    """One request. Its prompt is a text or token ids. `force` dictates the first outputs (marked as forced on screen); without it the model decides."""
+    """One request. Its prompt is a text, token ids, or so many tokens without meaning. `force` dictates the first outputs (marked as forced on screen);
+    without it the model decides."""
 
     id: RequestId
     prompt: str | None = Field(None, min_length=1)
@@ -164,7 +167,9 @@ class RequestPart(_Part):
     lora_int_id: int = Field(1, ge=1, le=1_000_000, description="tells adapters of one name apart")
     mm_features: list[MultiModalItem] = Field([], max_length=64, description="items that some of its tokens stand for")
     priority: int = Field(0, description="smaller is served first, under the policy “priority”")
-    prompt_length: int | None = Field(None, ge=1, le=100_000, description="a prompt of so many tokens that mean nothing; only without a model")
+    prompt_length: int | None = Field(
+        None, ge=1, le=100_000, description="a prompt of so many tokens without meaning, unlike any other request's; only without a model"
+    )
     n: int = Field(1, ge=1, le=16, description="outputs for one prompt; only with the engine “paper”")
     beam_width: int | None = Field(None, ge=2, le=8, description="beam search with so many candidates; only with the engine “paper”")
     length_penalty: float = Field(1.0, ge=0.0, le=4.0, description="how much a finished beam is forgiven for its length")
@@ -218,7 +223,7 @@ class Correction(_Part):
     at: At
     read: Sentence = Field(description="what a text says, in our words")
     really: Sentence = Field(description="what is right instead")
-    rule: str = Field(pattern=r"^S\d{1,2}$", description="the rule that tells them apart")
+    rule: str = Field(pattern=RULE_PATTERN, description="the rule that tells them apart")
 
 
 class Question(_Part):
@@ -282,7 +287,7 @@ class Scenario(_Part):
     pair: str | None = Field(None, pattern=ID_PATTERN, description="the scene that shows the same with the other engine")
     config: Config
     prefixes: list[PrefixPart] = Field([], max_length=16, description="prefixes that the provider keeps; only with the engine “paper”")
-    requests: list[RequestPart] = Field(min_length=1, max_length=256)
+    requests: list[RequestPart] = Field(min_length=1, max_length=MAX_REQUESTS)
     actions: list[Action] = []
     notes: list[Note] = []
     corrections: list[Correction] = []

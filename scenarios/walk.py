@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.trace.events import kind_of
@@ -11,13 +11,39 @@ from engine.trace.frame import Frame, Trace
 MAX_VALUE = 72
 
 
-def walk(trace: Trace, notes: dict[int, str]) -> Iterator[str]:
+def walk(
+    trace: Trace,
+    notes: Mapping[int, str],
+    corrections: Mapping[int, Sequence[Mapping[str, str]]] | None = None,
+    unconfirmed: Collection[int] = (),
+) -> Iterator[str]:
     """One line per frame (number, engine step, operation, event, request, group if there are several, fields, cause); a scenario's note follows its frame,
-    indented."""
+    indented, with a remark if a value in it is `unconfirmed`, and then the `corrections` of what one may have read."""
     for frame in trace.frames:
         yield frame_line(frame, trace)
         if frame.seq in notes:
-            yield f"{'':>5} │ {notes[frame.seq]}"
+            yield f"{'':>5} │ {notes[frame.seq]}{' (A value in this sentence is confirmed by no source.)' if frame.seq in unconfirmed else ''}"
+        for correction in (corrections or {}).get(frame.seq, ()):
+            yield f"{'':>5} │ What you may have read: {correction['read']}"
+            yield f"{'':>5} │ What happens ({correction['rule']}): {correction['really']}"
+
+
+def placed_in(trace: Trace) -> tuple[dict[int, str], dict[int, list[dict[str, str]]], set[int]]:
+    """Notes, corrections and frames with unconfirmed notes as a trace's header has them. What does not look like that is left out: a file may say anything."""
+    scenario = trace.header.scenario
+    notes = scenario.get("resolved_notes")
+    corrections = scenario.get("resolved_corrections")
+    unconfirmed = scenario.get("unconfirmed_notes")
+    return (
+        {int(seq): str(text) for seq, text in notes.items() if str(seq).isdigit()} if isinstance(notes, dict) else {},
+        {int(seq): _corrections(found) for seq, found in corrections.items() if str(seq).isdigit()} if isinstance(corrections, dict) else {},
+        {seq for seq in unconfirmed if isinstance(seq, int)} if isinstance(unconfirmed, list) else set(),
+    )
+
+
+def _corrections(found: Any) -> list[dict[str, str]]:
+    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    return [{name: str(entry.get(name, "")) for name in ("read", "really", "rule")} for entry in entries]
 
 
 def frame_line(frame: Frame, trace: Trace) -> str:

@@ -19,7 +19,7 @@ from engine.models import ModelInfo, list_models, num_layers_of
 from engine.runner import parse_layers
 from engine.session import Session
 from kernels import BACKENDS
-from scenarios import Scenario, SceneInfo, for_model, list_scenarios, load_scenario, open_session, resolve_notes
+from scenarios import Scenario, SceneInfo, for_model, list_scenarios, load_scenario, open_session, place_notes
 from views.stage.payload import build_payload
 
 MAX_OPEN_RUNS = 64
@@ -56,12 +56,12 @@ class OpenRun:
                 self._place_notes()
 
     def _place_notes(self) -> None:
-        """Notes travel in the header, by frame. What counts from the end has its place only when the end is known."""
-        notes = self.scenario.notes
+        """Notes and corrections travel in the header, by frame. What counts from the end has its place only when the end is known."""
+        notes, corrections = self.scenario.notes, self.scenario.corrections
         if not self.session.complete:
             notes = [note for note in notes if note.at.nth > 0 and note.at.kind != "end"]
-        placed = resolve_notes(self.scenario.model_copy(update={"notes": notes}), self.session.trace.frames)
-        self.session.trace.header.scenario["resolved_notes"] = {str(seq): text for seq, text in placed.items()}
+            corrections = [correction for correction in corrections if correction.at.nth > 0 and correction.at.kind != "end"]
+        place_notes(self.scenario.model_copy(update={"notes": notes, "corrections": corrections}), self.session.trace)
 
 
 class Choice(NamedTuple):
