@@ -6,12 +6,9 @@ first frames while the model still loads. It is deterministic: the same inputs g
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from engine.capture import StateCapture, WorkerView
 from engine.core.block_hash import BlockHasher
@@ -21,8 +18,11 @@ from engine.core.request import Request, RequestStatus
 from engine.core.request_check import num_blocks_for
 from engine.core.scheduler import Scheduler, SchedulerConfig
 from engine.core.single_type_kv_cache_manager import ids_of
-from engine.errors import EngineError, InvalidInput, PagewalkError
+from engine.errors import EngineError, InvalidInput
 from engine.group_config import GroupConfig as GroupConfig
+from engine.session_base import DEFAULT_MAX_MODEL_LEN, SessionBase, token_ids_of
+from engine.session_base import NO_MODEL as NO_MODEL
+from engine.session_base import InterpretedLayers as InterpretedLayers
 from engine.session_config import ActionSpec as ActionSpec
 from engine.session_config import RequestSpec as RequestSpec
 from engine.session_config import SessionConfig as SessionConfig
@@ -33,24 +33,12 @@ from engine.trace.events import (
     Cause,
     CauseKind,
     Event,
-    KVWritten,
     RequestAdded,
-    TokenSampled,
     TraceStarted,
 )
-from engine.trace.frame import Frame, Trace, TraceHeader
+from engine.trace.frame import Trace
 from engine.trace.integrity import ABOUT_CONTENTS
 from engine.trace.recorder import Recorder
-
-logger = logging.getLogger(__name__)
-
-NO_MODEL = "none"
-"""Model name of a bookkeeping-only run: nothing is computed, so every output token must be forced."""
-
-DEFAULT_MAX_MODEL_LEN = 8192
-"""Tokens a sequence may have when nothing says otherwise. The pool and the model's own positions are usually the tighter limits."""
-
-InterpretedLayers: TypeAlias = tuple[int, ...] | Literal["all"] | None
 
 
 class Runner(WorkerView, Protocol):
@@ -59,8 +47,8 @@ class Runner(WorkerView, Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
 
 
-class Session:
-    """One run. Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
+class Session(SessionBase[SessionConfig]):
+    """One run of vLLM V1's engine. Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
 
     `vocabulary` gives the text of a token id. `backend` and `interpreted_layers` choose the kernels (None: the default of this machine).
     `scenario` is plain data that travels in the trace's header. Raises InvalidInput for a request that the engine could never serve, and for forced
@@ -79,26 +67,17 @@ class Session:
         interpreted_layers: InterpretedLayers = None,
         scenario: Mapping[str, Any] | None = None,
     ) -> None:
-        self.config = config
-        self.error: PagewalkError | None = None
-        self._inputs: dict[str, Any] = {
+        inputs = {
             "requests": requests, "actions": actions, "vocabulary": vocabulary, "model_name": model_name,
             "backend": backend, "interpreted_layers": interpreted_layers, "scenario": scenario,
         }  # fmt: skip
+        super().__init__(config, inputs, vocabulary)
         self._requests: dict[str, Request] = {}
         self._pins: dict[int, tuple[str, ...]] = {}
-        self._vocabulary = vocabulary
-        self._lock = threading.RLock()
-        self._finished = False
         from engine.runner import choose_runner  # the one place that may load torch, and only when it has to
 
         self._runner_choice = choose_runner(config, model_name, backend, interpreted_layers)
-        header = TraceHeader(
-            scenario=dict(scenario or {}), config=dict(config.described()),
-            model=self._runner_choice.model, backend=self._runner_choice.backend,
-            versions=self._runner_choice.versions, seed=config.seed, vocabulary={},
-        )  # fmt: skip
-        self.trace = Trace(header, [])
+        self.trace = Trace(self._header(self._runner_choice), [])
         self._scheduler = self._make_scheduler()
         self._block_size = config.group_specs()[0].kv_cache_spec.block_size
         self._capture = StateCapture(self._scheduler, self._block_size, self._requests, self._pins)
@@ -106,66 +85,6 @@ class Session:
         self._recorder = Recorder(self.trace, self._capture, max_frames=config.max_frames, tolerated=tolerated)
         self._check(requests, model_name)
         self._ops = self._operations()
-
-    # ------------------------------------------------------------------ turning the crank
-
-    @property
-    def complete(self) -> bool:
-        """Whether the run came to its own end."""
-        return self.trace.complete
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more will be recorded: complete, failed or full."""
-        return self._finished
-
-    def advance(self) -> bool:
-        """Record one more portion: everything up to the next execution of the model. False when there was nothing left to do.
-
-        The first portion needs no model and is ready at once. An engine error becomes the last frame and `error`; it is not raised.
-        """
-        with self._lock:
-            if self._finished:
-                return False
-            try:
-                next(self._ops)
-            except StopIteration:
-                self._finished = True
-                self.trace.complete = True
-            except PagewalkError as error:
-                self._fail(error)
-            except Exception as error:
-                logger.exception("the engine stopped")
-                self._fail(EngineError(f"the engine stopped with an internal error ({type(error).__name__}: {error}); this is a bug in Pagewalk"))
-            if self._recorder.is_full:
-                self._finished = True
-            return True
-
-    def run_to_end(self) -> Trace:
-        """Record all there is and return the trace."""
-        while self.advance():
-            pass
-        return self.trace
-
-    def run_until(self, predicate: Callable[[Frame], bool]) -> Frame | None:
-        """The first frame that fulfils `predicate`, recording only as far as needed; None when the run ends before."""
-        seen = 0
-        while True:
-            for frame in self.trace.frames[seen:]:
-                if predicate(frame):
-                    return frame
-            seen = len(self.trace.frames)
-            if not self.advance():
-                return None
-
-    def branch(self, seq: int, **changes: Any) -> Session:
-        """A fresh session with the same inputs, run until frame `seq` exists. `changes` replace inputs (`requests`, `actions`, ...) or settings
-        of `config` by name. Without changes its frames equal this session's."""
-        settings = {k: v for k, v in changes.items() if k in SessionConfig.__dataclass_fields__}
-        inputs = {**self._inputs, **{k: v for k, v in changes.items() if k not in settings}}
-        other = Session(replace(self.config, **settings), **inputs)
-        other.run_until(lambda frame: frame.seq >= seq)
-        return other
 
     # ------------------------------------------------------------------ the engine loop
 
@@ -283,31 +202,10 @@ class Session:
 
     # ------------------------------------------------------------------ plumbing
 
-    def _emit(self, event: Event) -> None:
-        self._learn(event)
-        self._recorder.emit(event)
-
-    def _learn(self, event: Event) -> None:
-        """Token texts travel in the header: add those that this event is the first to show."""
-        ids: list[int] = []
+    def _shown_token_ids(self, event: Event) -> list[int]:
         if isinstance(event, RequestAdded) and event.request_id is not None:
-            ids = list(self._requests[event.request_id].all_token_ids)
-        elif isinstance(event, TokenSampled):
-            ids = [event.token_id]
-            said = event.cause.facts.get("model_token_id")
-            if isinstance(said, int):
-                ids.append(said)
-        elif isinstance(event, KVWritten):
-            ids = event.token_ids
-        vocabulary = self.trace.header.vocabulary
-        for token_id in ids:
-            if token_id not in vocabulary:
-                vocabulary[token_id] = self._vocabulary(token_id)
-
-    def _fail(self, error: PagewalkError) -> None:
-        self.error = error
-        self._finished = True
-        self._recorder.fail(str(error))
+            return list(self._requests[event.request_id].all_token_ids)
+        return token_ids_of(event)
 
     def _make_request(self, spec: RequestSpec) -> Request:
         return Request(

@@ -1,0 +1,146 @@
+"""What every run has, whichever engine it is of: a trace that grows portion by portion, an end, and branches.
+
+An engine's own session (`engine.session.Session`, `engine.paper_session.PaperSession`) says what its operations are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
+
+from engine.errors import EngineError, PagewalkError
+from engine.trace.events import BeamsChosen, Event, KVWritten, TokenSampled
+from engine.trace.frame import Frame, Trace, TraceHeader
+from engine.trace.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+NO_MODEL = "none"
+"""Model name of a bookkeeping-only run: nothing is computed, so every output token must be forced."""
+
+DEFAULT_MAX_MODEL_LEN = 8192
+"""Tokens a sequence may have when nothing says otherwise. The pool and the model's own positions are usually the tighter limits."""
+
+InterpretedLayers: TypeAlias = tuple[int, ...] | Literal["all"] | None
+
+C = TypeVar("C", bound=Any)
+
+
+class SessionBase(Generic[C]):
+    """One run with settings `config` (a dataclass). Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
+
+    `inputs`: what the session was made of besides `config`, by the names of its arguments. `vocabulary` gives the text of a token id. A session sets `trace`,
+    `_recorder` and `_ops`, a generator that pauses before each execution of the model.
+    """
+
+    trace: Trace
+    _recorder: Recorder
+    _ops: Iterator[None]
+
+    def __init__(self, config: C, inputs: Mapping[str, Any], vocabulary: Callable[[int], str]) -> None:
+        self.config = config
+        self.error: PagewalkError | None = None
+        self._inputs = dict(inputs)
+        self._vocabulary = vocabulary
+        self._lock = threading.RLock()
+        self._finished = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run came to its own end."""
+        return self.trace.complete
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be recorded: complete, failed or full."""
+        return self._finished
+
+    def advance(self) -> bool:
+        """Record one more portion: everything up to the next execution of the model. False when there was nothing left to do.
+
+        The first portion needs no model and is ready at once. An engine error becomes the last frame and `error`; it is not raised.
+        """
+        with self._lock:
+            if self._finished:
+                return False
+            try:
+                next(self._ops)
+            except StopIteration:
+                self._finished = True
+                self.trace.complete = True
+            except PagewalkError as error:
+                self._fail(error)
+            except Exception as error:
+                logger.exception("the engine stopped")
+                self._fail(EngineError(f"the engine stopped with an internal error ({type(error).__name__}: {error}); this is a bug in Pagewalk"))
+            if self._recorder.is_full:
+                self._finished = True
+            return True
+
+    def run_to_end(self) -> Trace:
+        """Record all there is and return the trace."""
+        while self.advance():
+            pass
+        return self.trace
+
+    def run_until(self, predicate: Callable[[Frame], bool]) -> Frame | None:
+        """The first frame that fulfils `predicate`, recording only as far as needed; None when the run ends before."""
+        seen = 0
+        while True:
+            for frame in self.trace.frames[seen:]:
+                if predicate(frame):
+                    return frame
+            seen = len(self.trace.frames)
+            if not self.advance():
+                return None
+
+    def branch(self, seq: int, **changes: Any) -> Self:
+        """A fresh session with the same inputs, run until frame `seq` exists. `changes` replace inputs (`requests`, `actions`, ...) or settings
+        of `config` by name. Without changes its frames equal this session's."""
+        names = {field.name for field in fields(self.config)}
+        settings = {k: v for k, v in changes.items() if k in names}
+        inputs = {**self._inputs, **{k: v for k, v in changes.items() if k not in settings}}
+        other = type(self)(replace(self.config, **settings), **inputs)
+        other.run_until(lambda frame: frame.seq >= seq)
+        return other
+
+    # ------------------------------------------------------------------ for the engines' own sessions
+
+    def _header(self, choice: Any) -> TraceHeader:
+        """Everything that travels with the frames. `choice`: the `engine.runner.RunnerChoice`, which goes on completing what it says of the model."""
+        return TraceHeader(
+            scenario=dict(self._inputs["scenario"] or {}), config=dict(self.config.described()), model=choice.model, backend=choice.backend,
+            versions=choice.versions, seed=self.config.seed, vocabulary={},
+        )  # fmt: skip
+
+    def _emit(self, event: Event) -> None:
+        """Token texts travel in the header: add those that this event is the first to show, then record it."""
+        vocabulary = self.trace.header.vocabulary
+        for token_id in self._shown_token_ids(event):
+            if token_id not in vocabulary:
+                vocabulary[token_id] = self._vocabulary(token_id)
+        self._recorder.emit(event)
+
+    def _shown_token_ids(self, event: Event) -> Iterable[int]:
+        """Token ids that the event, or the state after it, shows perhaps for the first time."""
+        raise NotImplementedError
+
+    def _fail(self, error: PagewalkError) -> None:
+        self.error = error
+        self._finished = True
+        self._recorder.fail(str(error))
+
+
+def token_ids_of(event: Event) -> list[int]:
+    """The token ids that an event names itself."""
+    if isinstance(event, TokenSampled):
+        said = event.cause.facts.get("model_token_id")
+        return [event.token_id, said] if isinstance(said, int) else [event.token_id]
+    if isinstance(event, KVWritten):
+        return event.token_ids
+    if isinstance(event, BeamsChosen):
+        return [candidate.token_id for candidate in event.candidates]
+    return []
