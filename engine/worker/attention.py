@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.errors import EngineError
+from engine.worker.attention_shares import block_shares
 from engine.worker.kv_cache import KVCache, LayerShape
 from kernels import AttentionMetadata, Backend, paged_attention, reshape_and_cache
 
@@ -30,16 +31,18 @@ class ForwardContext:
 
     `attention_metadata[g]`, per KV-cache group: block_table int32 [num_reqs, width], slot_mapping int64 [num_tokens], query_start_loc int32
     [num_reqs + 1], seq_lens int32 [num_reqs] (computed tokens plus this step's). `layer_backends`: whose result goes on, per layer;
-    `compared_layers`: where it is compared.
-    The pass itself fills `layers_run` and `max_difference` (None: nothing was compared). vLLM: ForwardContext.
+    `compared_layers`: where it is compared. `shares_layer`: where the attention of the last queries is added up per block (None: nowhere).
+    The pass itself fills `layers_run`, `max_difference` (None: nothing was compared) and `block_shares`. vLLM: ForwardContext.
     """
 
     kv_cache: KVCache
     attention_metadata: list[AttentionMetadata]
     layer_backends: Sequence[Backend]
     compared_layers: Sequence[int]
+    shares_layer: int | None = None
     layers_run: list[int] = field(default_factory=list)
     max_difference: float | None = None
+    block_shares: list[list[float]] = field(default_factory=list)
 
 
 def paged_attention_forward(
@@ -89,6 +92,8 @@ def paged_attention_forward(
             _difference(value_cache.flatten(0, 1)[slots], v),
         )
         context.max_difference = max(context.max_difference or 0.0, difference)
+    if layer == context.shares_layer:
+        context.block_shares = block_shares(q, key_cache, metadata, scale=scale, sliding_window=sliding_window)
     context.layers_run.append(layer)
     return output.unsqueeze(0), None
 

@@ -1,0 +1,212 @@
+"""A model over a paged KV cache, one ragged batch at a time: what the runners of both engines, V1's and the paper's, share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.errors import EngineError, InvalidInput
+from engine.trace.events import AttentionComputed, Cause, CauseKind, Emit, Event, Fact, KVWritten, SlotsMapped
+from engine.trace.frame import WorkerRow
+from engine.worker.attention import ForwardContext, layer_shapes, redirect_attention
+from engine.worker.block_table import MultiGroupBlockTable
+from engine.worker.input_batch import InputBatch
+from engine.worker.kernel_settings import KernelSettings, agrees_within
+from engine.worker.kv_cache import KVCache
+from kernels import AttentionMetadata
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """One request's part of the flattened batch: tokens start..end-1 of the batch are its positions position..position+(end-start)-1."""
+
+    req_id: str
+    start: int
+    end: int
+    position: int
+    token_ids: Sequence[int]
+
+    @property
+    def positions(self) -> list[int]:
+        return list(range(self.position, self.position + self.end - self.start))
+
+
+class BatchRunner:
+    """Runs `model` (float32, eval) over a paged KV cache of `num_blocks` blocks.
+
+    `block_sizes`: tokens per block, per KV-cache group; `layer_groups`: group of every layer (default: all in group 0). `max_num_batched_tokens`: most
+    tokens of one step. `emit`: called after each change, in the order in which things happen; None records nothing. `attention_shares`: every
+    AttentionComputed also says how much attention each logical block gets, in the first compared layer, else in layer 0.
+    Several runners may share one model object, also from several threads; building one redirects the model's attention, so that the model no longer
+    runs outside a runner. torch's thread count is the process's business and is left alone (one thread is the steadiest on small machines).
+
+    Raises InvalidInput for sizes that cannot be, EngineError for a model whose attention cannot be redirected.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_blocks: int,
+        block_sizes: tuple[int, ...],
+        max_num_seqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        kernel_settings: KernelSettings,
+        emit: Emit | None = None,
+        device: torch.device | str = "cpu",
+        layer_groups: Sequence[int] | None = None,
+        attention_shares: bool = False,
+    ) -> None:
+        for name, size in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
+            if size < 1:
+                raise InvalidInput(f"{name} is {size}, but must be at least 1; give a larger number.")
+        config = model.config.get_text_config(decoder=True)
+        limit = getattr(config, "max_position_embeddings", None)
+        if limit is not None and max_model_len > limit:
+            raise InvalidInput(f"max_model_len is {max_model_len}, but the model knows only {limit} positions; give at most {limit}.")
+        if model.device.type != torch.device(device).type:
+            raise InvalidInput(f"The model lies on {model.device}, but the KV cache is to lie on {device}; put both on the same device.")
+        num_layers = int(config.num_hidden_layers)
+        self._layer_backends = kernel_settings.layer_backends(num_layers)
+        self._compared_layers = kernel_settings.compared_layers(num_layers)
+        redirect_attention(model)
+        self.model = model
+        self.kernel_settings = kernel_settings
+        self.vocab_size = int(model.get_input_embeddings().num_embeddings)
+        self.kv_cache = KVCache(
+            num_blocks=num_blocks,
+            block_sizes=block_sizes,
+            layers=layer_shapes(model, layer_groups if layer_groups is not None else [0] * num_layers),
+            dtype=model.dtype,
+            device=device,
+        )
+        self.block_table = MultiGroupBlockTable(
+            block_sizes=block_sizes,
+            max_num_reqs=max_num_seqs,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            device=device,
+        )
+        self.input_batch = InputBatch(self.block_table, emit)
+        self.slot_mapping: tuple[int, ...] = ()
+        """Slot per token of the last step's batch, in group 0."""
+        self.last_logits: dict[str, torch.Tensor] = {}
+        """Per request of the last step: float32 [vocab], the logits of its last scheduled token."""
+        self._shares_layer = next(iter(self._compared_layers), 0) if attention_shares else None
+        self._emit_or_none = emit
+        self._device = torch.device(device)
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_seqs = max_num_seqs
+
+    def rows(self) -> tuple[WorkerRow, ...]:
+        """The occupied rows of the block table, ascending, as the host has them now."""
+        return self.input_batch.rows()
+
+    def compute(self, parts: list[BatchPart]) -> torch.Tensor:
+        """Slots and forward pass of a batch (the second half of R8.6): writes the caches, fills `slot_mapping` and `last_logits`, reports.
+
+        `parts`: in the order of rows, whose block tables are committed. Returns the logits of each part's last token: float32 [len(parts), vocab].
+        """
+        num_reqs = len(parts)
+        input_ids = self._tensor([t for part in parts for t in part.token_ids], torch.int64)
+        positions = self._tensor([p for part in parts for p in part.positions], torch.int64)
+        query_start_loc = self._tensor([0, *(part.end for part in parts)], torch.int32)
+        seq_lens = self._tensor([part.position + part.end - part.start for part in parts], torch.int32)
+        self.block_table.compute_slot_mapping(num_reqs, query_start_loc, positions, self.kernel_settings.backend)
+        num_tokens = len(input_ids)
+        slots = [table.slot_mapping[:num_tokens].tolist() for table in self.block_table.block_tables]
+        self.slot_mapping = tuple(slots[0])
+        self._report_slots(parts, slots)
+        context = ForwardContext(
+            kv_cache=self.kv_cache,
+            attention_metadata=[
+                AttentionMetadata(
+                    block_table=table.block_table[:num_reqs],
+                    query_start_loc=query_start_loc,
+                    seq_lens=seq_lens,
+                    slot_mapping=table.slot_mapping[:num_tokens],
+                )
+                for table in self.block_table.block_tables
+            ],
+            layer_backends=self._layer_backends,
+            compared_layers=self._compared_layers,
+            shares_layer=self._shares_layer,
+        )
+        logits = self._forward(input_ids, positions, query_start_loc, context)
+        self._report_forward(parts, slots, context)
+        self.last_logits = {part.req_id: row for part, row in zip(parts, logits, strict=True)}
+        return logits
+
+    def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor, query_start_loc: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Logits of each request's last scheduled token: float32 [num_reqs, vocab]."""
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=input_ids.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=query_start_loc[1:].long() - 1,
+                forward_context=context,
+            )
+        if sorted(context.layers_run) != list(range(len(self.kv_cache.layers))):
+            raise EngineError(
+                f"Only the layers {sorted(context.layers_run)} of {type(self.model).__name__} went through the paged KV cache, not all "
+                f"{len(self.kv_cache.layers)}; choose a llama-, qwen- or gemma-like model."
+            )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
+
+    def _report_slots(self, parts: list[BatchPart], slots: list[list[int]]) -> None:
+        for group_id, group_slots in enumerate(slots):
+            for part in parts:
+                self._emit(
+                    SlotsMapped(
+                        cause=Cause(CauseKind.BLOCK_TABLE_LOOKUP),
+                        request_id=part.req_id,
+                        group_id=group_id,
+                        positions=part.positions,
+                        slots=group_slots[part.start : part.end],
+                        token_ids=list(part.token_ids),
+                    )
+                )
+
+    def _report_forward(self, parts: list[BatchPart], slots: list[list[int]], context: ForwardContext) -> None:
+        backend = self.kernel_settings.backend.name
+        for group_id, group_slots in enumerate(slots):
+            for part in parts:
+                self._emit(
+                    KVWritten(
+                        cause=Cause(CauseKind.SLOT_MAPPING),
+                        request_id=part.req_id,
+                        group_id=group_id,
+                        slots=group_slots[part.start : part.end],
+                        token_ids=list(part.token_ids),
+                        num_layers=sum(layer.group_id == group_id for layer in self.kv_cache.layers),
+                        backend=backend,
+                    )
+                )
+        layers = list(self._compared_layers)
+        facts: dict[str, Fact] = {"layer": layers[0]} if len(layers) == 1 else {"layers": layers}
+        self._emit(
+            AttentionComputed(
+                cause=Cause(CauseKind.COMPARED_WITH_REFERENCE, facts),
+                backend=backend,
+                layers=layers,
+                agrees_within=None if context.max_difference is None else agrees_within(context.max_difference),
+                query_lens=[part.end - part.start for part in parts],
+                seq_lens=[part.position + part.end - part.start for part in parts],
+                request_ids=[part.req_id for part in parts],
+                block_shares=context.block_shares,
+                shares_layer=context.shares_layer,
+            )
+        )
+
+    def _tensor(self, values: list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
+
+    def _emit(self, event: Event) -> None:
+        if self._emit_or_none is not None:
+            self._emit_or_none(event)
