@@ -46,6 +46,15 @@ class Recount:
     cache has it. Blocks that nothing names are missing.
     """
 
+    @classmethod
+    def of_swap_space(cls, frame: Frame) -> Recount:
+        """The same about the blocks of the paper's swap space, by the tables that sequences have there."""
+        made = cls.__new__(cls)
+        made.queued, made.null_ids, made.entries, made.keys = Counter(frame.cpu_free_queue), set(), Counter(), {}
+        for request in frame.requests:
+            made.entries.update(request.cpu_block_ids)
+        return made
+
     def __init__(self, frame: Frame) -> None:
         self.queued: Counter[int] = Counter(frame.free_queue)
         self.null_ids = {block.block_id for block in frame.blocks if block.is_null}
@@ -67,6 +76,7 @@ def check_integrity(frame: Frame, previous: Frame | None = None) -> list[Violati
     The invariants: every block is free, used or null; a block is queued iff ref_cnt is 0 and it is not the null block (R1.2, R1.6, R1.7); ref_cnt =
     block table entries + pins (S17); hash map and block hashes agree in both directions (R1.10, R1.12); only what is written is hashed, except that
     this step may still write it (R1.11, R3.6, R6.3, S9); nothing shared is overwritten and every write goes into a block of its own request (R8.4).
+    The paper's swap space (section 4.5) is counted in the same way, and a sequence lies either in it or on the GPU.
     O(blocks + table entries). Mutates nothing.
     """
     recount = Recount(frame)
@@ -80,6 +90,7 @@ def check_integrity(frame: Frame, previous: Frame | None = None) -> list[Violati
         num_used += not block.is_null and block.ref_cnt != 0
     found.extend(check_pool(frame, num_used, num_null))
     found.extend(check_names(recount, len(frame.blocks), [*recount.queued], [*recount.keys]))
+    found.extend(check_swap_space(frame))
     if previous is not None:
         found.extend(check_writes(frame, previous))
     return found
@@ -108,6 +119,25 @@ def check_names(recount: Recount, num_blocks: int, queued: Sequence[int], keyed:
     for block_id in keyed:
         if not 0 <= block_id < num_blocks and recount.keys.get(block_id):
             yield Violation("hash map and block hashes agree", f"the prefix cache names block {block_id}, which the pool does not have", block_id)
+
+
+def check_swap_space(frame: Frame) -> Iterator[Violation]:
+    """Everything that is said about the swap space, O(its blocks); nothing where there is none."""
+    if not frame.cpu_blocks and not frame.cpu_free_queue:
+        return
+    recount = Recount.of_swap_space(frame)
+    found = [v for block in frame.cpu_blocks for v in check_block(block, recount, {}, frame.op)]
+    found += check_names(recount, len(frame.cpu_blocks), [*recount.queued], [])
+    num_used = sum(block.ref_cnt != 0 for block in frame.cpu_blocks)
+    if len(frame.cpu_free_queue) + num_used != len(frame.cpu_blocks):
+        text = f"{len(frame.cpu_free_queue)} free + {num_used} used is not {len(frame.cpu_blocks)}"
+        found.append(Violation("free + used + null = all", text))
+    for violation in found:
+        yield msgspec.structs.replace(violation, message=f"in the swap space, {violation.message}")
+    for request in frame.requests:
+        if request.cpu_block_ids and any(request.block_ids):
+            text = f"{request.request_id} has blocks on the GPU and in the swap space"
+            yield Violation("a sequence lies on the GPU or in the swap space", text)
 
 
 def check_block(block: BlockState, recount: Recount, requests: dict[str, RequestState], op: str) -> Iterator[Violation]:
@@ -192,7 +222,7 @@ def check_writes(frame: Frame, previous: Frame) -> Iterator[Violation]:
 
 def _check_slots(event: KVWritten, frame: Frame, previous: Frame) -> Iterator[Violation]:
     block_size = _block_size(event, frame)
-    for slot in event.slots:
+    for slot, token_id in zip(event.slots, event.token_ids, strict=True):
         if not 0 <= slot < len(frame.blocks) * block_size:
             yield Violation("writes stay inside the pool", f"{event.request_id} writes slot {slot}, which the pool does not have")
             continue
@@ -202,6 +232,21 @@ def _check_slots(event: KVWritten, frame: Frame, previous: Frame) -> Iterator[Vi
             yield Violation("a request writes only its own blocks", text, before.block_id)
         elif before.ref_cnt > 1 and slot % block_size < len(before.token_ids) and before.token_ids[slot % block_size] is not None:
             text = f"{event.request_id} overwrites slot {slot} of block {before.block_id}, which {before.ref_cnt} references share"
+            yield Violation("nothing shared is overwritten", text, before.block_id)
+        elif before.ref_cnt > 1:
+            yield from _check_forks(slot, token_id, before, frame)
+
+
+def _check_forks(slot: int, token_id: int, before: BlockState, frame: Frame) -> Iterator[Violation]:
+    """A fork shares its parent's partial last block (section 4.4): what is written there must be a token that all who share the block have at that place."""
+    requests = [(owner, frame.request(owner.request_id)) for owner in before.owners]
+    if not any(request is not None and request.parent_id is not None for _, request in requests):
+        return  # found by hash: they have the same tokens (R1.10)
+    block_size = len(before.token_ids)
+    for owner, request in requests:
+        position = owner.logical_index * block_size + slot % block_size
+        if request is not None and request.token_ids[position : position + 1] != (token_id,):
+            text = f"slot {slot} of block {before.block_id} is written without a copy, but {owner.request_id} shares the block and has another token there"
             yield Violation("nothing shared is overwritten", text, before.block_id)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from engine.trace.frame import BlockState, Frame, RequestState
-from engine.trace.integrity import Recount, Violation, check_block, check_integrity, check_names, check_pool, check_writes, is_pending
+from engine.trace.integrity import Recount, Violation, check_block, check_integrity, check_names, check_pool, check_swap_space, check_writes, is_pending
 from engine.trace.shared_sequence import ABSENT, Absent, SharedSequence
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class RunningCheck:
                 found.extend(check_block(frame.blocks[block_id], recount, self._requests, frame.op))
         found.extend(check_pool(frame, len(self._used), len(recount.null_ids)))
         found.extend(check_names(recount, num_blocks, queued, keyed))
+        found.extend(check_swap_space(frame))
         found.extend(check_writes(frame, previous))
         return found
 

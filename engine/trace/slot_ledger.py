@@ -14,6 +14,8 @@ from engine.trace.events import (
     BlocksCopied,
     BlocksFreed,
     BlocksSkipped,
+    BlocksSwappedIn,
+    BlocksSwappedOut,
     BlocksTouched,
     CopyQueued,
     Event,
@@ -30,14 +32,15 @@ class SlotLedger:
 
     A block has as many slots as the block size of the KV-cache group that took it last, none if that group keeps recurrent states, and `block_size`
     before any took it. `group_block_sizes`: slots per block of each group, 0 for recurrent states; empty: one group of `block_size`.
-    `content` tuples are replaced, never mutated, so frames can share them.
+    `cpu_content`: the same for the `num_cpu_blocks` blocks of a swap space. `content` tuples are replaced, never mutated, so frames can share them.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, group_block_sizes: Sequence[int] = ()) -> None:
+    def __init__(self, num_blocks: int, block_size: int, group_block_sizes: Sequence[int] = (), num_cpu_blocks: int = 0) -> None:
         self.block_size = block_size
         self.group_block_sizes = tuple(group_block_sizes) or (block_size,)
         self._empty: dict[int, Slots] = {size: (None,) * size for size in (block_size, *self.group_block_sizes)}
         self.content: list[Slots] = [self._empty[block_size]] * num_blocks
+        self.cpu_content: list[Slots] = [self._empty[block_size]] * num_cpu_blocks
         self.num_state_tokens: dict[int, int] = {}
         self._in_use: set[int] = set()
 
@@ -61,6 +64,16 @@ class SlotLedger:
             self.num_state_tokens[event.block_id] = event.num_tokens
         elif isinstance(event, BlocksCopied):
             self._copy(event.source_block_ids, event.destination_block_ids)
+        elif isinstance(event, BlocksSwappedOut):
+            for gpu_block_id, cpu_block_id in zip(event.gpu_block_ids, event.cpu_block_ids, strict=True):
+                self.cpu_content[cpu_block_id] = self.content[gpu_block_id]
+            self._clear(event.prepended)
+            self._in_use.difference_update(event.prepended)
+        elif isinstance(event, BlocksSwappedIn):
+            self._take(event.gpu_block_ids, event.group_id)
+            for cpu_block_id, gpu_block_id in zip(event.cpu_block_ids, event.gpu_block_ids, strict=True):
+                self.content[gpu_block_id] = self.cpu_content[cpu_block_id]
+            self._clear_cpu(event.cpu_block_ids)
         elif isinstance(event, PrefixCacheReset) and event.ok:
             self._clear(range(len(self.content)))
 
@@ -99,6 +112,10 @@ class SlotLedger:
                 self.num_state_tokens.pop(destination, None)
             else:
                 self.num_state_tokens[destination] = num_state_tokens
+
+    def _clear_cpu(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.cpu_content[block_id] = self._empty[self.block_size]
 
     def _clear(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
