@@ -11,7 +11,7 @@ import msgspec
 from engine.trace.events import kind_of
 from engine.trace.frame import Frame, TraceHeader
 from views.narration.causes import why
-from views.narration.sentences import SENTENCES
+from views.narration.sentences import sentence_of
 from views.narration.words import Words
 
 __all__ = ["Narration", "narrate"]
@@ -20,8 +20,9 @@ __all__ = ["Narration", "narrate"]
 class Narration(msgspec.Struct, frozen=True):
     """What to say about one frame.
 
-    `text`: what happened, one short sentence. `why`: the reason, one or two sentences, never empty. `symbol`: where vLLM V1 does this (dotted name),
-    empty for what belongs to Pagewalk alone. `rule`: number of the rule of V1's behaviour that it follows, or empty. `kind`: the event's kind.
+    `text`: what happened, one short sentence. `why`: the reason, one or two sentences, never empty. `symbol`: where vLLM V1 does this (dotted name), or
+    vLLM's first release in a run of the paper's engine; empty for what belongs to Pagewalk alone. `rule`: number of the rule of V1's behaviour that it follows, or
+    the paper's section, or empty. `kind`: the event's kind.
     `note`: what the scenario's author says about this frame, or None.
     """
 
@@ -40,7 +41,7 @@ def narrate(header: TraceHeader, frame: Frame, previous: Frame | None = None) ->
     """
     kind = kind_of(frame.event)
     words = Words(header, frame, previous)
-    sentence = SENTENCES[kind]
+    sentence = sentence_of(words, kind)
     notes = header.scenario.get("resolved_notes")
     note = notes.get(str(frame.seq)) if isinstance(notes, dict) else None
     return Narration(

@@ -6,6 +6,7 @@ from engine.trace import events as e
 from engine.trace.events import CauseKind
 from views.narration.sentence import Sentence
 from views.narration.sentences_blocks import BLOCK_SENTENCES
+from views.narration.sentences_paper import IN_THE_PAPER, PAPER_SENTENCES, PLACES_IN_THE_PAPER
 from views.narration.words import MAX_LISTED, Words, blocks, count, listed, power_of_ten, slots
 
 
@@ -138,6 +139,7 @@ def agreement(event: e.AttentionComputed) -> str | None:
 
 SENTENCES: dict[str, Sentence] = {
     **BLOCK_SENTENCES,
+    **PAPER_SENTENCES,
     "request_added": Sentence(_request_added, "Scheduler.add_request", "R2.5"),
     "step_started": Sentence(_step_started, "Scheduler.schedule", "R7.1"),
     "allocation_refused": Sentence(_allocation_refused, _refused_symbol, _refused_rule),
@@ -155,3 +157,12 @@ SENTENCES: dict[str, Sentence] = {
     "engine_failed": Sentence(_engine_failed, "", ""),
     "recording_stopped": Sentence(_recording_stopped, "", ""),
 }
+
+
+def sentence_of(words: Words, kind: str) -> Sentence:
+    """How to say a kind of event: in a run of the paper's engine as its authors would, where they do something else than vLLM V1."""
+    if not words.is_paper:
+        return SENTENCES[kind]
+    if place := PLACES_IN_THE_PAPER.get(kind):
+        return Sentence(SENTENCES[kind].say, *place)
+    return IN_THE_PAPER.get(kind, SENTENCES[kind])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from engine.trace.frame import BlockState, Frame, RequestState, TraceHeader
 from views.narration.groups import Group, groups_of, hash_block_size_of
@@ -23,6 +24,11 @@ class Words:
         self.frame = frame
         self.previous = previous
         self.num_ranks = int(header.config.get("decode_context_parallel_size") or 1)
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether the run is one of the paper's engine: no null block, no hashes, sequence groups."""
+        return self.header.config.get("engine") == "paper"
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -69,6 +75,27 @@ class Words:
         """The state of a request in the frame before."""
         return self.previous.request(request_id) if self.previous and request_id else None
 
+    def sequences(self, group_id: str | None) -> list[RequestState]:
+        """The sequences of a sequence group of the paper's engine in this frame, in order of birth."""
+        return [r for r in self.frame.requests if (r.sequence_group or r.request_id) == group_id]
+
+    def asked(self, request_id: str | None) -> Mapping[str, Any]:
+        """What the scenario says about a request, empty where it says nothing."""
+        said = self.header.scenario.get("requests")
+        parts = said if isinstance(said, list) else []
+        return next((part for part in parts if isinstance(part, Mapping) and part.get("id") == request_id), {})
+
+    def is_prefix(self, request_id: str | None) -> bool:
+        """Whether it is a prefix that the provider keeps (section 4.4)."""
+        prefixes = self.header.scenario.get("prefixes")
+        named = {part.get("id") for part in prefixes if isinstance(part, Mapping)} if isinstance(prefixes, list) else set()
+        return request_id in named or any(r.status == "PREFIX_KEPT" for r in self.sequences(request_id))
+
+    def block_before(self, block_id: int) -> BlockState | None:
+        """The state of a physical block in the frame before."""
+        blocks = self.previous.blocks if self.previous else ()
+        return blocks[block_id] if 0 <= block_id < len(blocks) else None
+
     def block(self, block_id: int) -> BlockState | None:
         """The state of a physical block in this frame."""
         return self.frame.blocks[block_id] if 0 <= block_id < len(self.frame.blocks) else None
@@ -104,6 +131,16 @@ def blocks(block_ids: Sequence[int]) -> str:
         return "no block"
     texts = [str(block_id) if block_id else "null" for block_id in block_ids]
     return f"block {texts[0]}" if len(texts) == 1 else f"blocks {listed(texts)}"
+
+
+def physical(block_ids: Sequence[int]) -> str:
+    """As `blocks`, where there is no null block: “blocks 0 and 3”."""
+    return f"{'block' if len(block_ids) == 1 else 'blocks'} {listed(block_ids)}" if block_ids else "no block"
+
+
+def capital(text: str) -> str:
+    """With a capital letter in front; the rest stays."""
+    return text[:1].upper() + text[1:]
 
 
 def slots(numbers: Sequence[int]) -> str:

@@ -24,6 +24,8 @@ SAMPLE_VALUES: dict[str, Any] = {
     "query_lens": [3], "seq_lens": [7], "request_ids": ["A"], "token_id": 107, "position": 7, "reason": "length", "prepended": [1], "appended": [7],
     "still_referenced": [], "logical_indices": [0], "source_block_ids": [1], "destination_block_ids": [3], "ok": True, "message": "no room", "num_frames": 20,
     "num_cached_block": 1, "source_block_id": 1, "destination_block_id": 3, "logical_index": 0, "num_tokens": 8,
+    "parent_id": "A", "beam_width": 2, "candidates": [e.BeamCandidate("A", 107, -0.5, "A"), e.BeamCandidate("A", 108, None, None, True, True)],
+    "gpu_block_ids": [0, 7], "cpu_block_ids": [1, 0],
 }  # fmt: skip
 
 
@@ -51,9 +53,11 @@ def test_no_event_kind_and_no_cause_is_without_words() -> None:
     assert set(WHY) == set(CauseKind)
 
 
+@pytest.mark.parametrize("engine", ["v1", "paper"])
 @pytest.mark.parametrize("kind", EVENT_KINDS)
-def test_any_event_with_any_cause_gives_whole_sentences_even_without_facts(kind: str) -> None:
+def test_any_event_with_any_cause_gives_whole_sentences_even_without_facts(kind: str, engine: str) -> None:
     trace = figure_6()
+    trace.header.config["engine"] = engine
     for cause in CauseKind:
         for request_id in ("A", "Z", None):
             narration = say(trace, sample_event(kind, Cause(cause), request_id))
