@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from scenarios.expectations import Failure
-from scenarios.loader import SceneInfo, list_scenarios, load_scenario, parse_scenario, scenario_from_data
+from scenarios.figures.schema import FigureResult, FigureScene
+from scenarios.loader import SceneInfo, list_scenarios, list_scenes, load_figure, load_scenario, load_scene, parse_scenario, scenario_from_data
 from scenarios.other_model import for_model
 from scenarios.problems import Problem, ScenarioError
 from scenarios.runner import RunResult, open_session, place_notes, resolve_corrections, resolve_notes, run, unconfirmed_notes
@@ -11,6 +12,8 @@ from scenarios.schema import Scenario
 
 __all__ = [
     "Failure",
+    "FigureResult",
+    "FigureScene",
     "Problem",
     "RunResult",
     "Scenario",
@@ -18,7 +21,10 @@ __all__ = [
     "SceneInfo",
     "for_model",
     "list_scenarios",
+    "list_scenes",
+    "load_figure",
     "load_scenario",
+    "load_scene",
     "open_session",
     "parse_scenario",
     "place_notes",

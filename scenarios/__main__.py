@@ -18,8 +18,11 @@ from engine.session import Session
 from engine.trace.codec import load, save
 from engine.trace.frame import Trace
 from scenarios.expectations import Decode, Failure, check_expectations, num_facts
+from scenarios.figures.command_line import figure_schema, summary, value_lines
+from scenarios.figures.reading import check_values, compute
+from scenarios.figures.schema import FigureScene
 from scenarios.final_state import final_state, outputs
-from scenarios.loader import library_files, list_scenarios, load_scenario
+from scenarios.loader import list_scenes, load_scene, scene_files
 from scenarios.other_model import for_model
 from scenarios.runner import load_vocabulary, open_session, place_notes
 from scenarios.runner import run as run_scenario
@@ -55,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="the scenes of the library")
     listing.set_defaults(command=_list)
     schema = commands.add_parser("schema", help="the JSON Schema of a scenario file")
+    schema.add_argument("--figure", action="store_true", help="of a figure scene's file instead")
     schema.set_defaults(command=_schema)
     check = commands.add_parser("check", help="run scenes and check what they expect")
     check.add_argument("ids", nargs="*", metavar="ID", help="a scene or a file (default: the whole library)")
@@ -81,7 +85,7 @@ def _frame_number(text: str) -> int:
 
 
 def _list(_: argparse.Namespace) -> int:
-    scenes = list_scenarios()
+    scenes = list_scenes()
     width = max((len(s.id) for s in scenes), default=0)
     for scene in scenes:
         print(f"{scene.id:<{width}}  {scene.group:<6}  {scene.title}")
@@ -89,19 +93,22 @@ def _list(_: argparse.Namespace) -> int:
     return OK
 
 
-def _schema(_: argparse.Namespace) -> int:
-    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+def _schema(arguments: argparse.Namespace) -> int:
+    print(json.dumps(figure_schema() if arguments.figure else json_schema(), indent=2, ensure_ascii=False))
     return OK
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    codes = [_check_one(name) for name in arguments.ids or library_files()]
+    codes = [_check_one(name) for name in arguments.ids or scene_files()]
     return next((code for code in (INVALID, RAISED, FAILED) if code in codes), OK)
 
 
 def _check_one(name: str) -> int:
     try:
-        result = run_scenario(name)
+        scene = load_scene(name)
+        if isinstance(scene, FigureScene):
+            return _check_figure(scene)
+        result = run_scenario(scene)
     except InvalidInput as error:
         print(error, file=sys.stderr)
         return INVALID
@@ -114,8 +121,36 @@ def _check_one(name: str) -> int:
     return OK
 
 
+def _check_figure(scene: FigureScene) -> int:
+    failures = check_values(scene, compute(scene))
+    _complain(failures, None)
+    if failures:
+        return FAILED
+    print(f"{scene.id}: all {len(scene.expect)} expected values hold (a figure)")
+    return OK
+
+
+def _run_figure(scene: FigureScene, arguments: argparse.Namespace) -> int:
+    given = [f"--{name}" for name in ("trace", "model", "backend", "layers", "until") if getattr(arguments, name) is not None]
+    if given:
+        raise InvalidInput(f"“{scene.id}” is a figure: it runs no model and has no steps, so leave {' and '.join(given)} out")
+    result = compute(scene)
+    failures = check_values(scene, result)
+    if arguments.json:
+        print(json.dumps(summary(scene, result), indent=2, ensure_ascii=False))
+    else:
+        for line in value_lines(scene, result):
+            print(line)
+        if not failures:
+            print(f"all {len(scene.expect)} expected values hold")
+    _complain(failures, None)
+    return FAILED if failures else OK
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    scenario = load_scenario(arguments.scene)
+    scenario = load_scene(arguments.scene)
+    if isinstance(scenario, FigureScene):
+        return _run_figure(scenario, arguments)
     layers = parse_layers(arguments.layers)
     session = open_session(scenario, model=arguments.model, backend=arguments.backend, interpreted_layers=layers)
     decode = load_vocabulary(arguments.model or scenario.model).decode

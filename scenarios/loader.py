@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,8 @@ from pydantic import ValidationError
 
 from engine.errors import InvalidInput
 from scenarios.checks import check
+from scenarios.figures.reading import figure_from_plain
+from scenarios.figures.schema import FigureScene
 from scenarios.messages import nearest, problems_of
 from scenarios.problems import Problem, ScenarioError
 from scenarios.schema import Scenario
@@ -21,14 +24,16 @@ from scenarios.yaml_source import MAX_BYTES, Source, read_yaml
 LIBRARY = Path(__file__).parent / "library"
 GROUPS = ("paper", "vllm", "limits", "bugs")
 READING_ORDER = (
-    *("figure-6", "figure-7"),
+    *(f"figure-{number}" for number in range(1, 11)),
+    *("parallel-sampling", "beam-search", "swap-or-recompute"),
+    *("page-table", "iteration-level-batching", "kv-bytes"),
     *("figure-6-v1", "same-prompt-twice", "duplicates", "same-step-sharing", "salt-and-adapter", "chunked-prefill"),
     *("eviction-order", "touch-rescues", "docs-prefix-caching-printed", "docs-prefix-caching"),
     *("preemption", "one-victim-two-heirs", "several-victims"),
     *("sliding-window", "hybrid-full-and-window", "fixed-point", "docs-hybrid-printed", "docs-hybrid"),
     *("mamba-all", "mamba-align", "partial-hit-copy", "latent-attention", "decode-context-parallelism"),
 )
-"""Scenes that build on each other; those that are not named follow behind the others of their group, by name."""
+"""Scenes that build on each other; those that are not named follow behind the others of their group, by name. A name may wait for its scene."""
 
 
 PLACED = ("resolved_notes", "resolved_corrections", "unconfirmed_notes")
@@ -44,20 +49,37 @@ class SceneInfo:
     goal: str
     source: str
     group: str
+    figure: str | None = None
+    """The kind of figure, None for a scene that runs on the stage."""
 
 
-def library_files() -> dict[str, Path]:
-    """Scene id -> file, group by group, within a group in reading order."""
+def scene_files() -> dict[str, Path]:
+    """Id -> file of all scenes, those on the stage and figures, group by group, within a group in reading order."""
     places = {scene_id: place for place, scene_id in enumerate(READING_ORDER)}
     files = [path for group in GROUPS for path in sorted((LIBRARY / group).glob("*.yaml"))]
     files.sort(key=lambda path: (GROUPS.index(path.parent.name), places.get(path.stem, len(places)), path.stem))
     return {path.stem: path for path in files}
 
 
+def library_files() -> dict[str, Path]:
+    """Id -> file of the scenes that run on the stage."""
+    return {scene_id: path for scene_id, path in scene_files().items() if not _is_figure(path)}
+
+
+def figure_files() -> dict[str, Path]:
+    """Id -> file of the figure scenes."""
+    return {scene_id: path for scene_id, path in scene_files().items() if _is_figure(path)}
+
+
 def list_scenarios() -> list[SceneInfo]:
-    """The scenes of the library. Raises ScenarioError when one of them is broken."""
-    scenarios = [load_scenario(scene_id) for scene_id in library_files()]
-    return [SceneInfo(s.id, s.title, s.goal, s.source, s.group or "") for s in scenarios]
+    """The scenes of the library that run on the stage. Raises ScenarioError when one of them is broken."""
+    return [info for info in list_scenes() if info.figure is None]
+
+
+def list_scenes() -> list[SceneInfo]:
+    """All scenes of the library, figures too, as a gallery shows them. Raises ScenarioError when one of them is broken."""
+    scenes = [load_scene(scene_id) for scene_id in scene_files()]
+    return [SceneInfo(s.id, s.title, s.goal, s.source, s.group or "", s.figure if isinstance(s, FigureScene) else None) for s in scenes]
 
 
 def load_scenario(id_or_path: str | os.PathLike[str]) -> Scenario:
@@ -65,21 +87,45 @@ def load_scenario(id_or_path: str | os.PathLike[str]) -> Scenario:
 
     Raises InvalidInput for an unknown id or an unreadable file, ScenarioError (an InvalidInput) for what is wrong inside it.
     """
+    scene = load_scene(id_or_path)
+    if isinstance(scene, FigureScene):
+        raise ScenarioError(
+            [scene.origin.problem(("figure",), f"“{scene.id}” is a figure: it is computed at once and has no steps; choose a scene with requests")]
+        )
+    return scene
+
+
+def load_figure(id_or_path: str | os.PathLike[str]) -> FigureScene:
+    """A figure scene, found as `load_scenario` finds a scenario. Raises the same."""
+    scene = load_scene(id_or_path)
+    if isinstance(scene, Scenario):
+        raise ScenarioError([scene.origin.problem((), f"“{scene.id}” is not a figure: it runs step by step; choose a scene with a field “figure”")])
+    return scene
+
+
+def load_scene(id_or_path: str | os.PathLike[str]) -> Scenario | FigureScene:
+    """A scene of either kind, by its id or its path. Raises as `load_scenario`."""
     name = os.fspath(id_or_path)
     if not isinstance(id_or_path, str) or name.endswith((".yaml", ".yml")) or "/" in name or os.sep in name:
         return _read(Path(name), name)
-    files = library_files()
+    files = scene_files()
     if name not in files:
         near = nearest(name, files)
         hint = f"did you mean “{near}”? " if near else ""
         raise InvalidInput(f"there is no scene “{name}”: {hint}`python -m scenarios list` shows all of them, and a file of your own is named with its .yaml")
-    return _library_scenario(name)
+    return _library_scene(name)
 
 
 def parse_scenario(data: bytes | str, name: str) -> Scenario:
     """A scenario from the text of its file. `name` is what messages call it. Raises ScenarioError with all problems."""
     plain, source = read_yaml(data, name)
     return _validated(plain, source)
+
+
+def parse_scene(data: bytes | str, name: str) -> Scenario | FigureScene:
+    """A scene of either kind from the text of its file: with a field “figure” it is a figure scene. Raises ScenarioError with all problems."""
+    plain, source = read_yaml(data, name)
+    return figure_from_plain(plain, source) if "figure" in plain else _validated(plain, source)
 
 
 def scenario_from_data(data: Mapping[str, Any], name: str = "the scenario") -> Scenario:
@@ -106,20 +152,26 @@ def _validated(plain: Mapping[str, Any], source: Source) -> Scenario:
 
 
 @cache
-def _library_scenario(scene_id: str) -> Scenario:
-    path = library_files()[scene_id]
-    scenario = _read(path, f"{path.parent.name}/{path.name}")
-    if scenario.id != scene_id:
-        raise ScenarioError([scenario.origin.problem(("id",), f"a scene of the library bears the name of its file; call it “{scene_id}”")])
-    scenario._group = path.parent.name
-    return scenario
+def _library_scene(scene_id: str) -> Scenario | FigureScene:
+    path = scene_files()[scene_id]
+    scene = _read(path, f"{path.parent.name}/{path.name}")
+    if scene.id != scene_id:
+        raise ScenarioError([scene.origin.problem(("id",), f"a scene of the library bears the name of its file; call it “{scene_id}”")])
+    scene._group = path.parent.name
+    return scene
 
 
-def _read(path: Path, name: str) -> Scenario:
+@cache
+def _is_figure(path: Path) -> bool:
+    """Whether a file of the library is a figure scene: known without reading it as YAML, since lists of scenes are asked for all the time."""
+    return re.search(rb"^figure\s*:", path.read_bytes(), re.MULTILINE) is not None
+
+
+def _read(path: Path, name: str) -> Scenario | FigureScene:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise ScenarioError([Problem(name, None, (), f"the file cannot be read ({reason}); check the path")]) from None
-    return parse_scenario(data, name)
+    return parse_scene(data, name)
