@@ -79,6 +79,12 @@ class BlockTable:
         self.block_table_np[row, start:end] = ids
         self.num_blocks_per_row[row] = end
 
+    def replace_row(self, block_ids: Sequence[int], row: int, start: int) -> None:
+        """Write `block_ids` from column `start` on, whatever stood there, and end the row behind them. `start` counts blocks of `block_size` and is at most
+        the row's length. vLLM's first release built its tables anew every iteration; V1 never replaces an entry."""
+        self.num_blocks_per_row[row] = start * self.blocks_per_kv_block
+        self.append_row(block_ids, row)
+
     def clear_row(self, row: int) -> None:
         """Zero the used part of the row and set its length to 0 (R8.2)."""
         self.block_table_np[row, : self.num_blocks_per_row[row]] = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.core.output import SamplingParams
+from engine.row_change import row_change
 from engine.trace.events import Cause, CauseKind, Emit, RowUpdated
 from engine.trace.frame import WorkerRow
 from engine.worker.block_table import MultiGroupBlockTable
@@ -69,16 +70,20 @@ class InputBatch:
 
     def add_request(self, request: CachedRequestState) -> None:
         """Write the request's table from the start into the lowest empty row, or behind the last one."""
+        self.add_row(request.req_id, request.block_ids)
+
+    def add_row(self, req_id: str, block_ids: Sequence[Sequence[int]]) -> None:
+        """A table per group, written from the start into the lowest empty row, or behind the last one."""
         row = next((i for i, req_id in enumerate(self.req_ids) if req_id is None), len(self.req_ids))
         if row == len(self.req_ids):
             self.req_ids.append(None)
-        self.req_ids[row] = request.req_id
-        self.req_id_to_index[request.req_id] = row
-        for group_id, ids in enumerate(request.block_ids):
+        self.req_ids[row] = req_id
+        self.req_id_to_index[req_id] = row
+        for group_id, ids in enumerate(block_ids):
             self.block_table[group_id].add_row(ids, row)
-            self._report(row, 0, ids, Cause(CauseKind.ADDED_TO_BATCH), request.req_id, group_id)
+            self._report(row, 0, ids, Cause(CauseKind.ADDED_TO_BATCH), req_id, group_id)
 
-    def append_row(self, req_id: str, new_block_ids: tuple[list[int], ...]) -> None:
+    def append_row(self, req_id: str, new_block_ids: Sequence[Sequence[int]]) -> None:
         """Write new ids behind the row's current length, in every group that has some."""
         row = self.req_id_to_index[req_id]
         for group_id, ids in enumerate(new_block_ids):
@@ -87,6 +92,15 @@ class InputBatch:
                 start = int(table.num_blocks_per_row[row])
                 table.append_row(ids, row)
                 self._report(row, start, ids, Cause(CauseKind.APPENDED), req_id, group_id)
+
+    def update_row(self, req_id: str, block_ids: Sequence[int]) -> None:
+        """Make the row of group 0 say `block_ids`: append where it only grew, else write from the first entry that differs (copy-on-write put another block
+        there). Nothing happens when it says so already."""
+        row, table = self.req_id_to_index[req_id], self.block_table[0]
+        start, cause = row_change(table.row(row), block_ids)
+        if cause is not None:
+            table.replace_row(block_ids[start:], row, start)
+            self._report(row, start, block_ids[start:], cause, req_id, 0)
 
     def condense(self) -> None:
         """Fill empty rows by moving the last occupied row into the lowest empty one until the rows are dense. A moved row is reported once, as written

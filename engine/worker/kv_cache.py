@@ -69,10 +69,11 @@ class KVCache:
         """Bytes of all pages of all layers."""
         return sum(t.numel() * t.element_size() for t in (*self.key_caches, *self.value_caches))
 
-    def copy_blocks(self, block_pairs: Sequence[tuple[int, int]], backend: Backend) -> None:
-        """Copy whole pages (source, destination) in every layer; all sources are read before any destination is written (R6.7)."""
+    def copy_blocks(self, block_pairs: Sequence[tuple[int, int]], backend: Backend, layers: Sequence[int] | None = None) -> None:
+        """Copy whole pages (source, destination) in `layers`, None for all; all sources are read before any destination is written (R6.7)."""
         pairs = torch.tensor(list(block_pairs), dtype=torch.int64, device=self.key_caches[0].device)
-        copy_blocks(self.key_caches, self.value_caches, pairs, backend=backend)
+        wanted = range(len(self.layers)) if layers is None else layers
+        copy_blocks([self.key_caches[i] for i in wanted], [self.value_caches[i] for i in wanted], pairs, backend=backend)
 
     def zero_blocks(self, block_ids: Sequence[int]) -> None:
         """Overwrite the pages of `block_ids` with zeros in every layer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.core.output import SampledToken, SamplingParams
@@ -46,6 +48,22 @@ def _from_model(logits: torch.Tensor, params: SamplingParams, generator: torch.G
         "seed": _seed(params),
     }
     return SampledToken(token_id, Cause(CauseKind.SEEDED, facts))
+
+
+def top_logprobs(logits: torch.Tensor, num_logprobs: int, token_ids_asked: Sequence[int] = ()) -> dict[int, float]:
+    """Natural logarithms of the probabilities of the `num_logprobs` most probable tokens, most probable first (ties: lower id first), then of those of
+    `token_ids_asked` that are not among them. `logits`: float [vocab]; the arithmetic is float64 on the CPU."""
+    if not num_logprobs and not token_ids_asked:
+        return {}
+    logprobs = torch.log_softmax(logits.detach().to(device="cpu", dtype=torch.float64), 0)
+    token_ids: list[int] = []
+    if num_logprobs:
+        # topk promises no order among equals, so it only gives the least value: all that are not below it are then put in order.
+        least = logprobs.topk(min(num_logprobs, len(logprobs))).values[-1]
+        among = torch.nonzero(logprobs >= least).squeeze(1)
+        order = logprobs[among].sort(descending=True, stable=True).indices
+        token_ids = among[order][:num_logprobs].tolist()
+    return {token_id: float(logprobs[token_id]) for token_id in dict.fromkeys([*token_ids, *token_ids_asked])}
 
 
 def check_token_ids(token_ids: list[int] | tuple[int, ...], vocab_size: int, request_id: str) -> None:
