@@ -127,6 +127,7 @@ class RunnerChoice:
             kernel_settings=settings,
             emit=emit,
             device=device,
+            attention_shares=config.attention_shares,
         )
 
     def _bookkeeping_runner(self, emit: Emit) -> BookkeepingRunner:
