@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
+from typing import Literal
 
 from engine.trace import events
 from engine.trace.events import CauseKind
 from scenarios.group_checks import check_groups
 from scenarios.messages import did_you_mean
+from scenarios.paper_checks import PAPER_STATUSES, check_engine, name_problem, paper_facts, several_sequences
 from scenarios.problems import Path, Problem
 from scenarios.schema import POINT_KINDS, SELECTOR_KINDS, Expectation, Scenario, Selector
 
 _EVENTS: dict[str, type[events.Event]] = {str(t.__struct_config__.tag): t for t in typing.get_args(events.AnyEvent)}
 _STATUSES = ("WAITING", "RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_ERROR")
 _EVENT_FACTS = ("block_ids", "slots", "num_hit_tokens")
-_BY_REQUEST = ("block_table", "status", "num_computed_tokens", "num_cached_block", "tokens", "output_text")
+_BY_REQUEST = ("block_table", "status", "num_computed_tokens", "num_cached_block", "tokens", "output_text", "cpu_block_table", "parents")
 _WITH_BLOCKS = {"evict_blocks": "lose their hashes", "arrange_free_queue": "are in the free queue, in which order"}
-_LISTS_OF_REQUESTS = ("running", "waiting")
+_LISTS_OF_REQUESTS = ("running", "waiting", "swapped")
 _BY_BLOCK = ("num_filled", "block_tokens", "ref_cnt", "hash_names", "num_state_tokens")
 _LISTS_OF_BLOCKS = ("free_queue", "free_queue_starts_with", "hashed")
+_WHOLE_REQUESTS = ("waiting", "swapped")
 
 
 def check(scenario: Scenario) -> list[Problem]:
@@ -29,6 +32,7 @@ def check(scenario: Scenario) -> list[Problem]:
 
 def _found(scenario: Scenario) -> Iterator[tuple[Path, str]]:
     yield from _config(scenario)
+    yield from check_engine(scenario)
     yield from check_groups(scenario)
     yield from _requests(scenario)
     yield from _actions(scenario)
@@ -44,13 +48,19 @@ def _config(scenario: Scenario) -> Iterator[tuple[Path, str]]:
     seen: set[int] = set()
     for index, block_id in enumerate(config.free_queue_order):
         path: Path = ("config", "free_queue_order", index)
-        if block_id == 0:
+        if block_id == 0 and scenario.engine == "v1":
             yield path, "block 0 is the null block and is never handed out; take it out of the list"
-        elif not 0 < block_id < config.num_blocks:
-            yield path, f"there is no block {block_id}; the pool has the blocks 1 to {config.num_blocks - 1} besides the null block"
+        elif not 0 <= block_id < config.num_blocks:
+            pool = f"{_first(scenario)} to {config.num_blocks - 1}{' besides the null block' if scenario.engine == 'v1' else ''}"
+            yield path, f"there is no block {block_id}; the pool has the blocks {pool}"
         elif block_id in seen:
             yield path, f"block {block_id} stands in the list twice; it can be handed out first only once"
         seen.add(block_id)
+
+
+def _first(scenario: Scenario) -> int:
+    """The first block that can be handed out: V1 keeps block 0 as its null block, the paper has none."""
+    return 1 if scenario.engine == "v1" else 0
 
 
 def _requests(scenario: Scenario) -> Iterator[tuple[Path, str]]:
@@ -70,7 +80,7 @@ def _requests(scenario: Scenario) -> Iterator[tuple[Path, str]]:
             yield (*path, "prompt_length"), message
         if len(request.force) > request.output_limit:
             yield (*path, "force"), f"{len(request.force)} outputs are forced, but max_tokens is {request.output_limit}; raise it or force fewer"
-        if scenario.model == "none" and len(request.force) < request.output_limit:
+        if scenario.model == "none" and not several_sequences(request) and not request.force_samples and len(request.force) < request.output_limit:
             message = f"without a model every output must be forced: {len(request.force)} of {request.output_limit} are; force the rest or name a model"
             yield (*path, "force"), message
         if request.priority and scenario.config.policy != "priority":
@@ -101,7 +111,7 @@ def _selector(scenario: Scenario, path: Path, at: Selector) -> Iterator[tuple[Pa
     if at.kind in POINT_KINDS and (at.request is not None or at.step is not None or at.nth != 1):
         yield path, f"“{at.kind}” is a single frame; leave request, nth and step out"
     if at.request is not None:
-        yield from _request_id(scenario, (*path, "request"), at.request)
+        yield from _request_id(scenario, (*path, "request"), at.request, "either")
     num_groups = len(scenario.config.kv_cache_groups) or 1
     if at.group is not None and at.group >= num_groups:
         yield (*path, "group"), f"there is no group {at.group}; {'the only group is 0' if num_groups == 1 else f'the groups are 0 to {num_groups - 1}'}"
@@ -115,10 +125,10 @@ def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> It
         here: Path = (*path, name)
         if name in _BY_REQUEST:
             for request_id in value:
-                yield from _request_id(scenario, (*here, request_id), request_id)
+                yield from _request_id(scenario, (*here, request_id), request_id, "sequence")
         elif name in _LISTS_OF_REQUESTS:
             for index, request_id in enumerate(value):
-                yield from _request_id(scenario, (*here, index), request_id)
+                yield from _request_id(scenario, (*here, index), request_id, "request" if name in _WHOLE_REQUESTS else "sequence")
         elif name in _BY_BLOCK:
             for block_id in value:
                 yield from _block_ids(scenario, (*here, block_id), [block_id])
@@ -131,9 +141,11 @@ def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> It
         elif name == "cause" and value not in [c.value for c in CauseKind]:
             yield here, f"there is no cause of the kind “{value}”; {did_you_mean(value, [c.value for c in CauseKind])}"
     yield from _block_tables(scenario, path, expectation)
+    statuses = _STATUSES if scenario.engine == "v1" else PAPER_STATUSES
     for request_id, status in (expectation.status or {}).items():
-        if status not in _STATUSES:
-            yield (*path, "status", request_id), f"there is no status “{status}”; {did_you_mean(status, _STATUSES)}"
+        if status not in statuses:
+            yield (*path, "status", request_id), f"there is no status “{status}”; {did_you_mean(status, statuses)}"
+    yield from paper_facts(scenario, path, expectation)
     yield from _event_facts(path, expectation)
 
 
@@ -166,7 +178,12 @@ def _event_facts(path: Path, expectation: Expectation) -> Iterator[tuple[Path, s
                 yield place, f"the event {kind} has no field “{name}”; its fields are {', '.join(fields)}"
 
 
-def _request_id(scenario: Scenario, path: Path, request_id: str) -> Iterator[tuple[Path, str]]:
+def _request_id(scenario: Scenario, path: Path, request_id: str, what: Literal["request", "sequence", "either"] = "request") -> Iterator[tuple[Path, str]]:
+    if scenario.engine == "paper":
+        problem = name_problem(scenario, request_id, what)
+        if problem is not None:
+            yield path, problem
+        return
     ids = [r.id for r in scenario.requests]
     if request_id not in ids:
         yield path, f"there is no request “{request_id}”; {did_you_mean(request_id, ids)}"

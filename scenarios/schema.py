@@ -180,7 +180,8 @@ class RequestPart(_Part):
     @property
     def output_limit(self) -> int:
         """How many outputs it may have."""
-        return self.max_tokens if self.max_tokens is not None else len(self.force) or 16
+        forced = max((len(self.force), len(self.force_beams), *map(len, self.force_samples)))
+        return self.max_tokens if self.max_tokens is not None else forced or 16
 
 
 class Action(_Part):
@@ -262,6 +263,13 @@ class Expectation(_Part):
     running: list[str] | None = None
     waiting: list[str] | None = None
     count: dict[str, int] | None = Field(None, description="kind of event -> how many there were up to here")
+    # the state of the paper's engine
+    cpu_block_table: dict[str, list[int]] | None = Field(None, description="sequence -> its blocks in the swap space, in logical order")
+    cpu_ref_cnt: dict[Key, int] | None = Field(None, description="block of the swap space -> its references")
+    cpu_block_tokens: dict[Key, list[str | None]] | None = Field(None, description="block of the swap space -> text of the token in each slot")
+    cpu_free_queue: list[int] | None = Field(None, description="the free blocks of the swap space, head first")
+    swapped: list[str] | None = Field(None, description="requests that lie in the swap space")
+    parents: dict[str, str | None] | None = Field(None, description="sequence -> the one it was forked from, null for the first")
     # the event
     block_ids: list[int] | None = None
     slots: list[int] | None = None
