@@ -1,0 +1,67 @@
+"""A chart with its two ways out: “SVG” saves the drawing as it stands (in the browser, nothing is sent), “CSV” saves the numbers behind it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+import streamlit as st
+
+STYLE = """<style>
+[class*="st-key-chart-"] { position: relative; gap: 0 !important; }
+[class*="st-key-chart-"] .modebar-container { top: 2px !important; right: 50px !important; width: auto !important; height: 26px !important; left: auto !important; }
+[class*="st-key-chart-"] .modebar, [class*="st-key-chart-"] .modebar-group { opacity: 1 !important; background: none !important; padding: 0 !important; position: static !important; }
+[class*="st-key-chart-"] .modebar-btn { width: 44px !important; height: 24px !important; padding: 0 !important; border-radius: 6px; display: flex !important;
+  align-items: center; justify-content: center; text-decoration: none; color: inherit;
+  border: 1px solid color-mix(in srgb, currentColor 26%, transparent) !important; background: none !important; box-sizing: border-box; }
+[class*="st-key-chart-"] .modebar-btn:hover { border-color: currentColor !important; }
+[class*="st-key-chart-"] .modebar-btn > svg { display: none; }
+[class*="st-key-chart-"] .modebar-btn::after { display: none !important; }
+[class*="st-key-chart-"] .modebar-btn::before { all: unset; content: "SVG" !important; display: inline !important; font: 600 11.5px var(--st-font, system-ui), system-ui, sans-serif; }
+[class*="st-key-chart-"] .stElementContainer:has([data-testid="stDownloadButton"]) { position: absolute; top: 2px; right: 2px; width: 44px !important; z-index: 3; }
+[class*="st-key-chart-"] [data-testid="stDownloadButton"] button { min-height: 24px; height: 24px; width: 44px; padding: 0; border-radius: 6px; background: none;
+  border: 1px solid color-mix(in srgb, currentColor 26%, transparent); }
+[class*="st-key-chart-"] [data-testid="stDownloadButton"] button p { font-size: 11.5px; font-weight: 600; }
+[class*="st-key-chart-"] [data-testid="stElementToolbar"] { display: none; }
+</style>"""
+
+
+def show_chart(figure: go.Figure, rows: Sequence[Mapping[str, Any]], name: str, *, alt: str | None = None) -> None:
+    """Draw `figure` with an SVG and a CSV button in its top right corner, which wants to stay free (96 x 26 pixels).
+
+    `rows`: the numbers behind the drawing, one mapping per line of the CSV, its columns in the order in which they first appear. `name`: of the files, and the
+    chart's key: one chart of a name per page. `alt`: the chart in words, for those who cannot see it.
+    """
+    st.html(STYLE)
+    with st.container(key=f"chart-{name}"):
+        st.plotly_chart(figure, key=f"plot-{name}", config=plot_config(name), alt=alt)
+        st.download_button("CSV", csv_text(rows), f"{name}.csv", "text/csv", key=f"csv-{name}", on_click="ignore")
+
+
+def plot_config(name: str) -> dict[str, Any]:
+    """Plotly's settings: one button, which saves the chart as SVG; no zooming with the wheel."""
+    return {
+        "displayModeBar": True,
+        "displaylogo": False,
+        "modeBarButtons": [["toImage"]],
+        "toImageButtonOptions": {"format": "svg", "filename": name},
+        "scrollZoom": False,
+        "doubleClick": "reset",
+    }
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV with a header line (RFC 4180). A text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows({column: _plain(value) for column, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
