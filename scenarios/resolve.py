@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from engine.core.block_hash import MultiModalFeature
 from engine.core.kv_cache_spec import FullAttentionSpec, RSWASpec
@@ -11,7 +11,7 @@ from engine.models import Tokenizer
 from engine.session import ActionSpec, GroupConfig, RequestSpec, SessionConfig
 from scenarios.messages import shown
 from scenarios.problems import Path, Problem, ScenarioError
-from scenarios.schema import MAX_REQUESTS, Config, RequestPart, Scenario
+from scenarios.schema import MAX_REQUESTS, Config, PrefixPart, RequestPart, Scenario
 
 MAX_FRAMES = 20_000
 MAX_BLOCK_STATES = 8_000_000
@@ -79,8 +79,8 @@ def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str, num_posi
     specs: list[RequestSpec] = []
     for index, request in enumerate(scenario.requests):
         path: Path = ("requests", index)
-        prompt, found = _prompt(request, index, path, tokenizer, model)
-        forced, more = _forced(request, path, tokenizer, model)
+        prompt, found = prompt_tokens(request, index, path, tokenizer, model)
+        forced, more = forced_tokens(request.force, (*path, "force"), tokenizer, model)
         found += more
         if not found:
             found += _length(scenario, request, path, len(prompt), model, num_positions)
@@ -109,7 +109,8 @@ def request_specs(scenario: Scenario, tokenizer: Tokenizer, model: str, num_posi
     return tuple(specs)
 
 
-_Found = list[tuple[Path, str]]
+Found = list[tuple[Path, str]]
+"""Places and what is wrong there."""
 
 
 def tokens_without_meaning(num_tokens: int, index: int, tokenizer: Tokenizer) -> list[int]:
@@ -120,35 +121,46 @@ def tokens_without_meaning(num_tokens: int, index: int, tokenizer: Tokenizer) ->
     return [plain[(first + position) % len(plain)] for position in range(num_tokens)]
 
 
-def _prompt(request: RequestPart, index: int, path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], _Found]:
+def prompt_tokens(request: RequestPart | PrefixPart, index: int, path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], Found]:
+    """The token ids of the prompt of a request (number `index` of the scenario, at `path`) or of a prefix, and what is wrong with it."""
     if request.prompt is not None:
         token_ids = tokenizer.encode(request.prompt)
         return token_ids, [] if token_ids else [((*path, "prompt"), f"this text has no token for {model}; write at least one word")]
-    if request.prompt_length is not None:
+    if isinstance(request, RequestPart) and request.prompt_length is not None:
         return tokens_without_meaning(request.prompt_length, index, tokenizer), []
     token_ids = list(request.prompt_token_ids or ())
     return token_ids, list(_outside(token_ids, (*path, "prompt_token_ids"), tokenizer, model))
 
 
-def _forced(request: RequestPart, path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], _Found]:
+def forced_tokens(references: Sequence[str | int], path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], Found]:
+    """The token ids of dictated outputs, each the text of exactly one token or its id, at `path` in the scenario, and what is wrong with them."""
     token_ids: list[int] = []
-    found: _Found = []
-    for index, reference in enumerate(request.force):
-        place: Path = (*path, "force", index)
-        if isinstance(reference, int):
-            found += _outside([reference], place, tokenizer, model, whole=True)
-            token_ids.append(reference)
-            continue
-        pieces = tokenizer.encode(reference)
-        if len(pieces) == 1:
-            token_ids.append(pieces[0])
-            continue
-        other = reference[1:] if reference.startswith(" ") else f" {reference}"
-        texts = ", ".join(f"“{tokenizer.token_text(t)}”" for t in pieces) or "none"
-        near = len(tokenizer.encode(other)) == 1
-        mend = f"write “{other}”, which is one" if near else "force them one by one, or take another word"
-        found.append((place, f"{shown(reference)} is {len(pieces)} tokens of {model} ({texts}) and must be exactly 1; {mend}"))
+    found: Found = []
+    for index, reference in enumerate(references):
+        token_id, problems = forced_token(reference, (*path, index), tokenizer, model)
+        found += problems
+        if token_id is not None:
+            token_ids.append(token_id)
     return token_ids, found
+
+
+def forced_token(reference: str | int, place: Path, tokenizer: Tokenizer, model: str) -> tuple[int | None, Found]:
+    """One dictated token, None where the text is not exactly one."""
+    if isinstance(reference, int):
+        return reference, list(_outside([reference], place, tokenizer, model, whole=True))
+    pieces = tokenizer.encode(reference)
+    if len(pieces) == 1:
+        return pieces[0], []
+    other = reference[1:] if reference.startswith(" ") else f" {reference}"
+    texts = ", ".join(f"“{tokenizer.token_text(t)}”" for t in pieces) or "none"
+    near = len(tokenizer.encode(other)) == 1
+    mend = f"write “{other}”, which is one" if near else "force them one by one, or take another word"
+    return None, [(place, f"{shown(reference)} is {len(pieces)} tokens of {model} ({texts}) and must be exactly 1; {mend}")]
+
+
+def prompt_field(request: RequestPart | PrefixPart) -> str:
+    """The field that a request's or a prefix's prompt comes from."""
+    return next((name for name in ("prompt", "prompt_length") if getattr(request, name, None) is not None), "prompt_token_ids")
 
 
 def _outside(token_ids: list[int], path: Path, tokenizer: Tokenizer, model: str, *, whole: bool = False) -> Iterator[tuple[Path, str]]:
@@ -158,9 +170,9 @@ def _outside(token_ids: list[int], path: Path, tokenizer: Tokenizer, model: str,
             yield place, f"there is no token {token_id}; the vocabulary of {model} goes from 0 to {tokenizer.vocab_size - 1}"
 
 
-def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tokens: int, model: str, num_positions: int | None) -> _Found:
+def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tokens: int, model: str, num_positions: int | None) -> Found:
     config = scenario.config
-    field = next((name for name in ("prompt", "prompt_length") if getattr(request, name) is not None), "prompt_token_ids")
+    field = prompt_field(request)
     limit = config.max_model_len
     if limit is not None and num_prompt_tokens >= limit:
         message = f"the prompt has {num_prompt_tokens} tokens, but with max_model_len {limit} at most {limit - 1} can be followed by an output"
@@ -177,7 +189,7 @@ def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tok
     return _blocks(scenario, path, "max_tokens" if request.max_tokens is not None else None, num_tokens, what)
 
 
-def _blocks(scenario: Scenario, path: Path, field: str | None, num_tokens: int, what: str) -> _Found:
+def _blocks(scenario: Scenario, path: Path, field: str | None, num_tokens: int, what: str) -> Found:
     """What there is to say when `num_tokens` tokens of one request cannot lie in the pool at the same time. Groups that let blocks go while they grow
     are left to the engine."""
     config = scenario.config
