@@ -11,22 +11,22 @@ import plotly.graph_objects as go
 import streamlit as st
 
 STYLE = """<style>
-[class*="st-key-chart-"] { position: relative; gap: 0 !important; }
-[class*="st-key-chart-"] .modebar-container { top: 2px !important; right: 50px !important; width: auto !important; height: 26px !important; left: auto !important; }
-[class*="st-key-chart-"] .modebar, [class*="st-key-chart-"] .modebar-group { opacity: 1 !important; background: none !important; padding: 0 !important; position: static !important; }
-[class*="st-key-chart-"] .modebar-btn { width: 44px !important; height: 24px !important; padding: 0 !important; border-radius: 6px; display: flex !important;
-  align-items: center; justify-content: center; text-decoration: none; color: inherit;
-  border: 1px solid color-mix(in srgb, currentColor 26%, transparent) !important; background: none !important; box-sizing: border-box; }
-[class*="st-key-chart-"] .modebar-btn:hover { border-color: currentColor !important; }
-[class*="st-key-chart-"] .modebar-btn > svg { display: none; }
-[class*="st-key-chart-"] .modebar-btn::after { display: none !important; }
-[class*="st-key-chart-"] .modebar-btn::before { all: unset; content: "SVG" !important; display: inline !important; font: 600 11.5px var(--st-font, system-ui), system-ui, sans-serif; }
-[class*="st-key-chart-"] .stElementContainer:has([data-testid="stDownloadButton"]) { position: absolute; top: 2px; right: 2px; width: 44px !important; z-index: 3; }
-[class*="st-key-chart-"] [data-testid="stDownloadButton"] button { min-height: 24px; height: 24px; width: 44px; padding: 0; border-radius: 6px; background: none;
+.CHART { position: relative; gap: 0 !important; }
+.CHART .modebar-container { top: 4px !important; right: 50px !important; left: auto !important; width: auto !important; height: 26px !important; }
+.CHART .modebar, .CHART .modebar-group { opacity: 1 !important; background: none !important; padding: 0 !important; position: static !important; }
+.CHART .modebar-btn { width: 44px !important; height: 24px !important; padding: 0 !important; display: flex !important; align-items: center;
+  justify-content: center; color: inherit; background: none !important; box-sizing: border-box; border-radius: 6px;
+  border: 1px solid color-mix(in srgb, currentColor 26%, transparent) !important; }
+.CHART .modebar-btn:hover { border-color: currentColor !important; }
+.CHART .modebar-btn > svg { display: none; }
+.CHART .modebar-btn::after { display: none !important; }
+.CHART .modebar-btn::before { all: unset !important; content: "SVG" !important; font: 600 11.5px system-ui, sans-serif !important; }
+.CHART .stElementContainer:has([data-testid="stDownloadButton"]) { position: absolute; top: 2px; right: 2px; width: 44px !important; z-index: 3; }
+.CHART [data-testid="stDownloadButton"] button { min-height: 24px; height: 24px; width: 44px; padding: 0; background: none; border-radius: 6px;
   border: 1px solid color-mix(in srgb, currentColor 26%, transparent); }
-[class*="st-key-chart-"] [data-testid="stDownloadButton"] button p { font-size: 11.5px; font-weight: 600; }
-[class*="st-key-chart-"] [data-testid="stElementToolbar"] { display: none; }
-</style>"""
+.CHART [data-testid="stDownloadButton"] button p { font: 600 11.5px system-ui, sans-serif; }
+.CHART [data-testid="stElementToolbar"] { display: none; }
+</style>""".replace(".CHART", '[class*="st-key-chart-"]')
 
 
 def show_chart(figure: go.Figure, rows: Sequence[Mapping[str, Any]], name: str, *, alt: str | None = None) -> None:
