@@ -167,6 +167,7 @@ def make_runner(
     emit: Emit | None = None,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 128,
+    attention_shares: bool = False,
 ) -> ModelRunner:
     """A runner with one group and room for the tests' requests."""
     return ModelRunner(
@@ -178,6 +179,7 @@ def make_runner(
         max_num_batched_tokens=max_num_batched_tokens,
         kernel_settings=kernel_settings,
         emit=emit,
+        attention_shares=attention_shares,
     )
 
 
