@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import streamlit as st
 
@@ -19,11 +20,29 @@ from engine.models import ModelInfo, list_models, num_layers_of
 from engine.runner import parse_layers
 from engine.session import Session
 from kernels import BACKENDS
-from scenarios import Scenario, SceneInfo, for_model, list_scenarios, load_scenario, open_session, place_notes
+from scenarios import (
+    FigureResult,
+    FigureScene,
+    Scenario,
+    SceneInfo,
+    for_model,
+    list_scenarios,
+    list_scenes,
+    load_figure,
+    load_scenario,
+    open_session,
+    place_notes,
+)
+from scenarios.figures.reading import compute
 from views.stage.payload import build_payload
+
+T = TypeVar("T")
 
 MAX_OPEN_RUNS = 64
 """Recordings kept per process; the least recently used goes first and is simply made again when somebody returns to it."""
+
+MAX_FIGURES = 512
+"""Computed figures kept per process: a few scenes, each with the choices that people make on its screen."""
 
 
 _spared: set[str] = set()
@@ -109,7 +128,18 @@ def warm_up() -> threading.Thread:
 @st.cache_data(show_spinner=False)
 def scenes() -> list[SceneInfo]:
     """The scenes of the library, in the order of the gallery."""
-    return list_scenarios()
+    return list_scenes()
+
+
+def figure(scene_id: str) -> FigureScene:
+    """A figure scene of the library. Raises PagewalkError for what is none."""
+    return load_figure(scene_id)
+
+
+@st.cache_data(max_entries=MAX_FIGURES, show_spinner=False)
+def figure_result(scene_id: str, changes: tuple[tuple[str, Any], ...] = ()) -> FigureResult:
+    """What a figure scene computes, once for everybody. `changes`: parameters that a screen let somebody choose, by name. Raises PagewalkError."""
+    return compute(load_figure(scene_id), dict(changes))
 
 
 def models() -> list[ModelInfo]:
@@ -154,3 +184,49 @@ def answer_need(component_key: str, run: OpenRun, trace_id: str) -> None:
 def take_held(trace_id: str) -> int:
     """How many frames the browser said it holds in this very exchange, 0 if it said nothing (then everything is sent)."""
     return int(st.session_state.pop(f"held:{trace_id}", 0))
+
+
+MAX_RESULTS = 256
+"""Computed results kept per process, such as simulations: with every setting that somebody chose, the least recently used goes first."""
+
+
+@st.cache_resource(show_spinner=False)
+def _results() -> OrderedDict[Hashable, object]:
+    return OrderedDict()
+
+
+_results_lock = threading.Lock()
+
+
+def remembered(key: Hashable, make: Callable[[], T]) -> T:
+    """What `make()` gave the first time that somebody asked for `key`, a name and all that the result depends on. A failure is not kept.
+
+    Streamlit's own caches would do, if a function that they keep could move a progress bar.
+    """
+    results = _results()
+    with _results_lock:
+        if key in results:
+            results.move_to_end(key)
+            return cast("T", results[key])
+    result = make()
+    with _results_lock:
+        results[key] = result
+        while len(results) > MAX_RESULTS:
+            results.popitem(last=False)
+    return result
+
+
+def is_remembered(key: Hashable) -> bool:
+    """Whether `remembered` has a result for this key."""
+    with _results_lock:
+        return key in _results()
+
+
+def kept(name: str, default: T) -> T:
+    """What `keep` put aside in this browser's session under a name."""
+    return cast("T", st.session_state.get(name, default))
+
+
+def keep(name: str, value: object) -> None:
+    """Put something aside for this browser's session. A widget's key is such a name, too: until the widget is made in a run, this sets what it shows."""
+    st.session_state[name] = value
