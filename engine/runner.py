@@ -8,15 +8,23 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from engine.bookkeeping import BookkeepingRunner, ContextParallelism
 from engine.errors import EngineError, InvalidInput
+from engine.paper.config import PaperConfig
+from engine.paper.step import IterationRunner
+from engine.paper_bookkeeping import PaperBookkeepingRunner
+from engine.session_base import NO_MODEL, InterpretedLayers
+from engine.session_config import SessionConfig
 from engine.trace.events import Emit
 from kernels import BACKENDS, UnknownBackend, choose_backend
 
 if TYPE_CHECKING:
-    from engine.session import InterpretedLayers, Runner, SessionConfig
+    from transformers import PreTrainedModel
+
+    from engine.session import Runner
+    from engine.worker.kernel_settings import KernelSettings
 
 
 def parse_layers(text: str | None) -> InterpretedLayers:
@@ -34,19 +42,29 @@ def parse_layers(text: str | None) -> InterpretedLayers:
     return tuple(sorted({int(part) for part in parts}))
 
 
-class RunnerChoice:
+C = TypeVar("C", SessionConfig, PaperConfig)
+
+
+class _Loaded(NamedTuple):
+    """A model that is ready to run. `max_model_len`: longest sequence, in tokens."""
+
+    model: PreTrainedModel
+    device: str
+    settings: KernelSettings
+    max_model_len: int
+
+
+class RunnerChoice(Generic[C]):
     """One model, one backend, not loaded yet.
 
     `model` and `backend` are plain data for the header; `make` completes them with what is only known once the weights are there.
     Raises InvalidInput for an unknown model or backend, and for groups that a real model does not have.
     """
 
-    def __init__(self, config: SessionConfig, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> None:
-        from engine.session import NO_MODEL
-
+    def __init__(self, config: C, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> None:
         if backend is not None and backend not in BACKENDS:
             raise InvalidInput(f"there is no backend “{backend}”: choose one of {', '.join(BACKENDS)}, or none for this machine's default")
-        self._config = config
+        self._config: C = config
         self._requested = backend
         self._interpreted_layers = interpreted_layers
         self._bookkeeping = model_name == NO_MODEL
@@ -57,10 +75,7 @@ class RunnerChoice:
         if self._bookkeeping:
             self.backend.update(name="none", reason="bookkeeping only: no model runs")
             return
-        if not config.plain_full_attention:
-            raise InvalidInput(
-                f"the KV-cache groups of {model_name} come from its layers; leave kv_cache_groups and ranks out, or set the model to “{NO_MODEL}”"
-            )
+        self._check_config(config)
         if backend is not None:
             try:
                 choose_backend(backend, "cuda" if backend == "triton" else "cpu")
@@ -79,6 +94,9 @@ class RunnerChoice:
             except importlib.metadata.PackageNotFoundError:
                 continue
 
+    def _check_config(self, config: C) -> None:
+        """Raises InvalidInput for settings that no real model can run with."""
+
     def check_token_ids(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Raises InvalidInput when a token id is outside the model's vocabulary."""
         if self.vocab_size is None:
@@ -90,19 +108,14 @@ class RunnerChoice:
                     f"{self.vocab_size - 1}"
                 )
 
-    def make(self, emit: Emit) -> Runner:
-        """Load the model (once per process) and build its runner. Mutates `model` and `backend`: the facts known only now are added.
-
-        Raises EngineError when the model cannot hold what the settings allow, PagewalkError of `engine.models` when it cannot be loaded.
-        """
-        if self._bookkeeping:
-            return self._bookkeeping_runner(emit)
+    def _load(self, capacity: int, max_model_len: int | None) -> _Loaded:
+        """The model on its device, and how its kernels run. `capacity`: tokens that the pool holds, `max_model_len`: as the settings have it. Mutates `model`
+        and `backend`. Raises as `make`."""
         import torch
 
         from engine.models import load_model
         from engine.worker.device import choose_device, model_on
         from engine.worker.kernel_settings import choose_kernel_settings
-        from engine.worker.model_runner import ModelRunner
 
         # One thread: on a shared machine several are up to three times slower, and sums in another order would change the trace's last digits.
         torch.set_num_threads(1)
@@ -111,22 +124,42 @@ class RunnerChoice:
         device = choose_device(self._requested)
         settings = choose_kernel_settings(self._requested, self._interpreted_layers, num_layers=loaded.shape["num_layers"], device=device)
         self.backend.update(name=settings.backend.name, reason=settings.backend.reason, interpreted_layers=list(settings.interpreted_layers))
+        if max_model_len is not None and max_model_len > loaded.max_model_len:
+            raise EngineError(f"max_model_len is {max_model_len}, but {loaded.name} has {loaded.max_model_len} positions; give a smaller one")
+        return _Loaded(model_on(loaded.model, device), device, settings, max_model_len or min(capacity, loaded.max_model_len))
+
+
+class V1RunnerChoice(RunnerChoice[SessionConfig]):
+    """For vLLM V1's engine: `engine.worker.model_runner.ModelRunner` or `engine.bookkeeping.BookkeepingRunner`."""
+
+    def _check_config(self, config: SessionConfig) -> None:
+        if not config.plain_full_attention:
+            raise InvalidInput(
+                f"the KV-cache groups of {self.model['name']} come from its layers; leave kv_cache_groups and ranks out, or set the model to “{NO_MODEL}”"
+            )
+
+    def make(self, emit: Emit) -> Runner:
+        """Load the model (once per process) and build its runner. Mutates `model` and `backend`: the facts known only now are added.
+
+        Raises EngineError when the model cannot hold what the settings allow, PagewalkError of `engine.models` when it cannot be loaded.
+        """
+        if self._bookkeeping:
+            return self._bookkeeping_runner(emit)
+        from engine.worker.model_runner import ModelRunner
+
         config = self._config
         block_size = config.group_specs()[0].kv_cache_spec.block_size
-        capacity = (config.num_blocks - 1) * block_size
-        max_model_len = config.max_model_len or min(capacity, loaded.max_model_len)
-        if config.max_model_len is not None and config.max_model_len > loaded.max_model_len:
-            raise EngineError(f"max_model_len is {config.max_model_len}, but {loaded.name} has {loaded.max_model_len} positions; give a smaller one")
+        loaded = self._load((config.num_blocks - 1) * block_size, config.max_model_len)
         return ModelRunner(
-            model_on(loaded.model, device),
+            loaded.model,
             num_blocks=config.num_blocks,
             block_sizes=(block_size,),
             max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
+            max_model_len=loaded.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            kernel_settings=settings,
+            kernel_settings=loaded.settings,
             emit=emit,
-            device=device,
+            device=loaded.device,
             attention_shares=config.attention_shares,
         )
 
@@ -136,6 +169,22 @@ class RunnerChoice:
         return BookkeepingRunner([group.kv_cache_spec for group in config.group_specs()], emit, parallelism)
 
 
-def choose_runner(config: SessionConfig, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> RunnerChoice:
+class PaperRunnerChoice(RunnerChoice[PaperConfig]):
+    """For the paper's engine: `engine.worker.sequence_runner.SequenceRunner` or `engine.paper_bookkeeping.PaperBookkeepingRunner`."""
+
+    def make(self, emit: Emit) -> IterationRunner:
+        """Load the model (once per process) and build its runner. Mutates and raises as `V1RunnerChoice.make`."""
+        config = self._config
+        if self._bookkeeping:
+            return PaperBookkeepingRunner(config, emit)
+        from engine.worker.sequence_runner import SequenceRunner
+
+        loaded = self._load(config.num_blocks * config.block_size, config.max_model_len)
+        return SequenceRunner(
+            loaded.model, config=config, max_model_len=loaded.max_model_len, kernel_settings=loaded.settings, emit=emit, device=loaded.device
+        )  # fmt: skip
+
+
+def choose_runner(config: SessionConfig, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> V1RunnerChoice:
     """The runner for these settings, not loaded yet. Raises InvalidInput for an unknown model or backend."""
-    return RunnerChoice(config, model_name, backend, interpreted_layers)
+    return V1RunnerChoice(config, model_name, backend, interpreted_layers)

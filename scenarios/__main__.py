@@ -11,10 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from engine.errors import InvalidInput, PagewalkError
 from engine.runner import parse_layers
-from engine.session import Session
+from engine.session_base import SessionBase
 from engine.trace.codec import load, save
 from engine.trace.frame import Trace
 from scenarios.expectations import Decode, Failure, check_expectations, num_facts
@@ -186,7 +187,7 @@ def _show(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _record(session: Session, until: int | None) -> Trace:
+def _record(session: SessionBase[Any], until: int | None) -> Trace:
     if until is None:
         return session.run_to_end()
     session.run_until(lambda frame: frame.seq >= until)

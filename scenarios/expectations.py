@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from engine.trace.events import SlotsMapped, kind_of
-from engine.trace.frame import Frame, RequestState, Trace
+from engine.trace.frame import BlockState, Frame, RequestState, Trace
 from scenarios.hash_names import HashNames
 from scenarios.schema import POINT_KINDS, Expectation, Scenario, Selector
 
@@ -108,8 +108,9 @@ def read_fact(fact: str, expected: Any, frame: Frame, trace: Trace, decode: Deco
         return {r: _like(wanted, _output_texts(frame, r, trace)) for r, wanted in expected.items()}
     if fact == "output_text":
         return {r: _like([wanted], [_text(frame, r, decode)])[0] for r, wanted in expected.items()}
-    if fact == "block_tokens":
-        return {b: _like(wanted, _block_texts(frame, b, trace)) for b, wanted in expected.items()}
+    if fact in ("block_tokens", "cpu_block_tokens"):
+        blocks = frame.blocks if fact == "block_tokens" else frame.cpu_blocks
+        return {b: _like(wanted, _block_texts(blocks[b], trace)) for b, wanted in expected.items()}
     if fact == "event":
         return {name: _plain(getattr(frame.event, name, None)) for name in expected}
     if fact in ("block_ids", "slots", "num_hit_tokens"):
@@ -122,9 +123,11 @@ _WHOLE: dict[str, Callable[[Frame], Any]] = {
     "num_free": lambda f: len(f.free_queue),
     "hashed": lambda f: [b.block_id for b in f.blocks if b.block_hashes],
     "hash_map_size": lambda f: len(f.hash_map),
+    "cpu_free_queue": lambda f: list(f.cpu_free_queue),
     "slot_mapping": lambda f: list(f.slot_mapping),
     "running": lambda f: list(f.running),
     "waiting": lambda f: list(f.waiting),
+    "swapped": lambda f: list(f.swapped),
     "cause": lambda f: f.event.cause.kind.value,
 }
 
@@ -167,11 +170,14 @@ def _count(frame: Frame, kind: Any, trace: Trace) -> int:
 
 _BY_KEY: dict[str, Callable[[Frame, Any, Trace], Any]] = {
     "status": _of_request(lambda r: r.status),
+    "cpu_block_table": _of_request(lambda r: list(r.cpu_block_ids)),
+    "parents": _of_request(lambda r: r.parent_id),
     "num_cached_block": _of_request(lambda r: list(r.num_cached_block)),
     "num_computed_tokens": _of_request(lambda r: r.num_computed_tokens),
     "num_filled": lambda frame, block_id, _: frame.blocks[block_id].num_filled,
     "num_state_tokens": lambda frame, block_id, _: frame.blocks[block_id].num_state_tokens,
     "ref_cnt": lambda frame, block_id, _: frame.blocks[block_id].ref_cnt,
+    "cpu_ref_cnt": lambda frame, block_id, _: frame.cpu_blocks[block_id].ref_cnt,
     "slot": _slot,
     "count": _count,
 }
@@ -189,8 +195,8 @@ def _text(frame: Frame, request_id: str, decode: Decode) -> str | None:
     return None if request is None else decode(list(request.token_ids[request.num_prompt_tokens :]))
 
 
-def _block_texts(frame: Frame, block_id: int, trace: Trace) -> list[str | None]:
-    return [None if t is None else trace.header.vocabulary.get(t, f"<{t}>") for t in frame.blocks[block_id].token_ids]
+def _block_texts(block: BlockState, trace: Trace) -> list[str | None]:
+    return [None if t is None else trace.header.vocabulary.get(t, f"<{t}>") for t in block.token_ids]
 
 
 def _like(expected: Sequence[str | None], got: Sequence[str | None] | None) -> Any:

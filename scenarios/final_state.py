@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.trace.frame import RequestState, Trace
+from engine.trace.frame import Frame, RequestState, Trace
 from scenarios.expectations import Decode
 from scenarios.hash_names import HashNames
 
@@ -12,12 +12,13 @@ from scenarios.hash_names import HashNames
 def final_state(trace: Trace) -> dict[str, Any]:
     """`free`, `num_free`, `usage`, `ref`, `hash`, `hash_tokens`, `map` and `requests` of the last frame, all plain data; `extra_hashes` if there are any.
 
-    Hashes have readable names (`HashNames`). Finished requests without blocks are left out.
+    Hashes have readable names (`HashNames`). Finished requests without blocks are left out. A run of the paper's engine also has its swap space: `cpu_free`,
+    `cpu_ref` and `swapped`, and of each sequence `cpu_blocks` and `parent`.
     """
     frame = trace.frames[-1]
     names = HashNames(trace)
     many = _keys_with_many(trace)
-    num_usable = len(frame.blocks) - 1
+    num_usable = sum(not b.is_null for b in frame.blocks)
     extra = {str(b.block_id): sorted(names(key) for key in b.block_hashes[1:]) for b in frame.blocks if len(b.block_hashes) > 1}
     return {
         "free": list(frame.free_queue),
@@ -28,6 +29,7 @@ def final_state(trace: Trace) -> dict[str, Any]:
         "hash_tokens": {str(b.block_id): b.num_hash_tokens for b in frame.blocks if b.block_hashes},
         **({"extra_hashes": extra} if extra else {}),
         "map": {names(key): list(ids) if key in many else ids[0] for key, ids in frame.hash_map},
+        **(_swap_space(frame) if frame.cpu_blocks else {}),
         "requests": {r.request_id: _request(r) for r in frame.requests if not r.status.startswith("FINISHED") or any(r.block_ids)},
     }
 
@@ -41,7 +43,16 @@ def outputs(trace: Trace, decode: Decode) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _swap_space(frame: Frame) -> dict[str, Any]:
+    return {
+        "cpu_free": list(frame.cpu_free_queue),
+        "cpu_ref": {str(b.block_id): b.ref_cnt for b in frame.cpu_blocks if b.ref_cnt},
+        "swapped": list(frame.swapped),
+    }
+
+
 def _request(request: RequestState) -> dict[str, Any]:
+    paper = {"cpu_blocks": list(request.cpu_block_ids)} if request.cpu_block_ids else {}
     return {
         "status": request.status,
         "num_tokens": len(request.token_ids),
@@ -49,6 +60,8 @@ def _request(request: RequestState) -> dict[str, Any]:
         "n_hashes": len(request.block_hashes),
         "blocks": [list(table) for table in request.block_ids],
         "cached": list(request.num_cached_block),
+        **paper,
+        **({"parent": request.parent_id} if request.parent_id is not None else {}),
     }
 
 

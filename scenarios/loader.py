@@ -131,8 +131,8 @@ def parse_scene(data: bytes | str, name: str) -> Scenario | FigureScene:
 def scenario_from_data(data: Mapping[str, Any], name: str = "the scenario") -> Scenario:
     """A scenario from plain data: a form on a screen, or the header of a trace. Raises ScenarioError with all problems."""
     plain = dict(data)
-    for name in PLACED:
-        plain.pop(name, None)
+    for placed in PLACED:
+        plain.pop(placed, None)
     group = plain.pop("group", None)
     scenario = _validated(plain, Source(name))
     scenario._group = group if group in GROUPS else None

@@ -7,12 +7,13 @@ shown nor be expected.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from engine.models import load_tokenizer
 from engine.session import NO_MODEL
-from scenarios.schema import Scenario
+from scenarios.schema import PrefixPart, RequestPart, Scenario
 
-WORD_FACTS = ("tokens", "output_text", "block_tokens")
+WORD_FACTS = ("tokens", "output_text", "block_tokens", "cpu_block_tokens")
 """Facts about the words of the scene's own model."""
 
 _QUOTED = re.compile(r"“([^”]*)”")
@@ -30,13 +31,26 @@ def for_model(scenario: Scenario, model: str | None) -> Scenario:
         return scenario
     if _prompt_lengths(scenario, model) != _prompt_lengths(scenario, scenario.model):
         return scenario.model_copy(update={"notes": [], "corrections": [], "expect": []})
-    given = " ".join([*(r.prompt or "" for r in scenario.requests), *(str(t) for r in scenario.requests for t in r.force)])
+    given = " ".join([*(part.prompt or "" for part in _parts(scenario)), *_dictated(scenario)])
     notes = [note for note in scenario.notes if all(quoted in given for quoted in _QUOTED.findall(note.say))]
     corrections = [c for c in scenario.corrections if all(quoted in given for quoted in _QUOTED.findall(f"{c.read} {c.really}"))]
     expect = [e.model_copy(update=dict.fromkeys(WORD_FACTS)) for e in scenario.expect]
     return scenario.model_copy(update={"notes": notes, "corrections": corrections, "expect": [e for e in expect if e.facts]})
 
 
+def _parts(scenario: Scenario) -> list[PrefixPart | RequestPart]:
+    return [*scenario.prefixes, *scenario.requests]
+
+
+def _dictated(scenario: Scenario) -> Iterator[str]:
+    for request in scenario.requests:
+        yield from (str(token) for tokens in (request.force, *request.force_samples) for token in tokens)
+        yield from (str(choice.token) for selection in request.force_beams for choice in selection)
+
+
 def _prompt_lengths(scenario: Scenario, model: str) -> list[int]:
     tokenizer = load_tokenizer(VOCABULARY_WITHOUT_MODEL if model == NO_MODEL else model)
-    return [len(tokenizer.encode(r.prompt)) if r.prompt is not None else r.prompt_length or len(r.prompt_token_ids or ()) for r in scenario.requests]
+    return [
+        len(tokenizer.encode(part.prompt)) if part.prompt is not None else getattr(part, "prompt_length", None) or len(part.prompt_token_ids or ())
+        for part in _parts(scenario)
+    ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from engine.paper.sequence import SequenceStatus
 from scenarios.messages import did_you_mean
 from scenarios.problems import Path
 from scenarios.schema import Expectation, RequestPart, Scenario
 
-PAPER_STATUSES = ("WAITING", "RUNNING", "SWAPPED", "PREFIX_KEPT", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_IGNORED")
+PAPER_STATUSES = tuple(status.name for status in SequenceStatus)
 
 _V1_CONFIG = (
     *("enable_prefix_caching", "prefix_caching_hash_algo", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "policy", "kv_cache_groups"),
@@ -143,6 +144,9 @@ def _group(scenario: Scenario, path: Path, request: RequestPart) -> _Found:
     field, number = ("beam_width", width) if width is not None else ("n", request.n)
     if number > config.max_num_seqs:
         yield (*path, field), f"this is {number}, but max_num_seqs lets {config.max_num_seqs} sequences run at the same time; raise it or give a smaller number"
+    elif number > config.max_num_batched_tokens:
+        message = f"this is {number}, but max_num_batched_tokens lets {config.max_num_batched_tokens} tokens be computed at the same time"
+        yield (*path, field), f"{message}; raise it or give a smaller number"
     given = [name for name in ("force", "force_samples", "force_beams") if getattr(request, name)]
     if len(given) > 1:
         yield (*path, given[1]), f"this request has {' and '.join(given)}; keep one of them"
@@ -182,8 +186,8 @@ def _forced_beams(scenario: Scenario, path: Path, request: RequestPart) -> _Foun
         yield here, f"{len(selections)} iterations are forced, but max_tokens is {limit}; raise it or force fewer"
     living = 1
     for index, selection in enumerate(selections):
-        if len(selection) != width:
-            yield (*here, index), f"{len(selection)} survivors are named, but beam_width is {width}; name {width}"
+        if not 1 <= len(selection) <= width:
+            yield (*here, index), f"{len(selection)} survivors are named, but beam_width is {width}; name 1 to {width}"
         for rank, choice in enumerate(selection):
             if choice.parent >= living:
                 beams = "only beam 0, the prompt," if living == 1 else f"the beams 0 to {living - 1}"
@@ -192,7 +196,7 @@ def _forced_beams(scenario: Scenario, path: Path, request: RequestPart) -> _Foun
         for rank, pair in enumerate(pairs):
             if pair in pairs[:rank]:
                 yield (*here, index, rank), "the same token after the same parent is named twice; a beam can go on with it only once"
-        living = width
+        living = max(len(selection), 1)
     if scenario.model == "none" and len(selections) < limit:
         place = here if selections else path
         what = f"without a model every output must be forced: the survivors of {len(selections)} of {limit} iterations are"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.models import Tokenizer
 from engine.paper.config import PaperConfig, PaperRequestSpec
+from engine.paper.request_check import num_blocks_alone
 from scenarios.problems import Path, ScenarioError
 from scenarios.resolve import MAX_BLOCK_STATES, MAX_FRAMES, Found, forced_token, forced_tokens, prompt_field, prompt_tokens
 from scenarios.schema import PrefixPart, RequestPart, Scenario
@@ -75,12 +76,10 @@ class _Resolver:
         forced, beams = self._forced(part, path, found), self._beams(part, path, found)
         found += self._beam_width(part, path)
         prefix = self._prefixes.get(part.prefix, []) if part.prefix is not None else []
-        if not found:
-            found += self._fits_in_step(part, path, len(own), "prompt") or self._length(part, path, len(prefix), len(own))
         self.found += found
         if found:
             return None
-        return PaperRequestSpec(
+        spec = PaperRequestSpec(
             request_id=part.id,
             prompt_token_ids=(*prefix, *own),
             arrival_step=part.arrives_at_step,
@@ -95,6 +94,8 @@ class _Resolver:
             forced_beams=beams,
             prefix_id=part.prefix,
         )
+        self.found += self._fits_in_step(part, path, len(own), "prompt") or self._length(part, path, spec) or self._pool_holds(part, path, spec, len(prefix))
+        return spec
 
     # ------------------------------------------------------------------ dictated outputs
     def _forced(self, part: RequestPart, path: Path, found: Found) -> tuple[tuple[int, ...], ...]:
@@ -139,40 +140,36 @@ class _Resolver:
         if needed <= config.num_blocks:
             return []
         message = f"a prefix of {num_tokens} tokens needs {needed} blocks of {config.block_size}, but {self._pool(0)}"
-        return [((*path, prompt_field(part)), f"{message}; shorten it or set num_blocks to more than {needed}")]
+        return [((*path, prompt_field(part)), f"{message}; shorten it or set num_blocks to {needed + 1} or more")]
 
-    def _length(self, part: RequestPart, path: Path, num_prefix_tokens: int, num_own_tokens: int) -> Found:
-        config, field = self._scenario.config, prompt_field(part)
-        num_prompt_tokens = num_prefix_tokens + num_own_tokens
-        limit = config.max_model_len
+    def _length(self, part: RequestPart, path: Path, spec: PaperRequestSpec) -> Found:
+        num_prompt_tokens, limit, field = len(spec.prompt_token_ids), self._scenario.config.max_model_len, prompt_field(part)
         if limit is not None and num_prompt_tokens >= limit:
             message = f"the prompt has {num_prompt_tokens} tokens, but with max_model_len {limit} at most {limit - 1} can be followed by an output"
             return [((*path, field), f"{message}; shorten it or raise max_model_len")]
-        num_tokens = num_prompt_tokens + part.output_limit
+        num_tokens = num_prompt_tokens + spec.max_tokens
         if limit is None and self._num_positions is not None and num_tokens > self._num_positions:
-            message = f"{num_prompt_tokens} prompt tokens and {part.output_limit} outputs are {num_tokens} tokens, but {self._model} has {self._num_positions}"
+            message = f"{num_prompt_tokens} prompt tokens and {spec.max_tokens} outputs are {num_tokens} tokens, but {self._model} has {self._num_positions}"
             return [((*path, field), f"{message} positions; shorten the prompt or lower max_tokens")]
-        num_tokens = num_tokens if limit is None else min(num_tokens, limit)
-        return self._pool_holds(part, path, num_prefix_tokens, num_prompt_tokens, num_tokens - 1)  # the last output is never computed
+        return []
 
-    def _pool_holds(self, part: RequestPart, path: Path, num_prefix_tokens: int, num_prompt_tokens: int, num_tokens: int) -> Found:
-        """Whether the request fits into the pool when it is alone with the prefixes: its prompt, and what all its samples write in the end. Beams may share
-        more or less, so of them one is counted."""
-        config = self._scenario.config
+    def _pool_holds(self, part: RequestPart, path: Path, spec: PaperRequestSpec, num_prefix_tokens: int) -> Found:
+        """Whether the request fits into the pool when it is alone with the prefixes, at worst: when its sequences share no more than full blocks of the
+        prompt."""
+        config = paper_config(self._scenario, self._num_positions)
         kept = sum(self._blocks(len(token_ids)) for token_ids in self._prefixes.values())
         usable = config.num_blocks - kept
-        shared = num_prefix_tokens // config.block_size
+        shared, num_prompt_tokens = num_prefix_tokens // config.block_size, len(spec.prompt_token_ids)
         needed = self._blocks(num_prompt_tokens) - shared
         if needed > usable:
             what = f"a prompt of {num_prompt_tokens} tokens needs {_count(needed)} of {config.block_size}"
             mend = f"shorten it or set num_blocks to {needed + kept} or more"
             return [((*path, prompt_field(part)), f"{what}{_besides(shared)}, but {self._pool(kept)}; {mend}")]
-        full = num_prompt_tokens // config.block_size
-        needed = full - shared + part.n * (self._blocks(num_tokens) - full) if part.beam_width is None else self._blocks(num_tokens) - shared
+        needed = num_blocks_alone(spec, config, num_prefix_tokens)
         if needed <= usable:
             return []
-        outputs = f"{num_tokens - num_prompt_tokens + 1} outputs" + (f" of {part.n} samples" if part.n > 1 and part.beam_width is None else "")
-        what = f"{num_prompt_tokens} prompt tokens and {outputs} need {_count(needed)} of {config.block_size}{_besides(shared)}"
+        several = f" of each of {spec.beam_width} beams" if spec.beam_width is not None else f" of each of {spec.n} samples" if spec.n > 1 else ""
+        what = f"{num_prompt_tokens} prompt tokens and {spec.max_tokens} outputs{several} may need {_count(needed)} of {config.block_size}{_besides(shared)}"
         place = (*path, "max_tokens") if part.max_tokens is not None else path
         return [(place, f"{what}, but {self._pool(kept)}; lower max_tokens or set num_blocks to {needed + kept} or more")]
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.errors import InvalidInput, PagewalkError
 from engine.models import Tokenizer, load_tokenizer, max_model_len_of
-from engine.session import NO_MODEL, InterpretedLayers, Session
+from engine.session import Session
+from engine.session_base import NO_MODEL, InterpretedLayers, SessionBase
 from engine.trace.frame import Frame, Trace
 from scenarios.expectations import Failure, check_expectations, select
 from scenarios.loader import load_scenario
 from scenarios.other_model import VOCABULARY_WITHOUT_MODEL, for_model
+from scenarios.paper_resolve import paper_config, paper_request_specs
 from scenarios.problems import ScenarioError
 from scenarios.resolve import action_specs, request_specs, session_config
 from scenarios.schema import Scenario
@@ -35,8 +38,9 @@ def open_session(
     model: str | None = None,
     backend: str | None = None,
     interpreted_layers: InterpretedLayers = None,
-) -> Session:
-    """A session that will run the scenario, at its start. A text is the id of a scene or the path of a file; `model` replaces the scenario's own.
+) -> SessionBase[Any]:
+    """A session of the scenario's engine that will run it, at its start. A text is the id of a scene or the path of a file; `model` replaces the scenario's
+    own.
 
     Raises InvalidInput for an unknown scene, model or backend and ScenarioError for everything wrong inside the scenario. Loads no weights and no
     torch; the session does when it comes to the first execution of the model.
@@ -50,16 +54,15 @@ def open_session(
         if model is not None:
             raise
         raise ScenarioError([scenario.origin.problem(("model",), str(error))]) from None
-    return Session(
-        session_config(scenario, num_positions),
-        request_specs(scenario, tokenizer, name, num_positions),
-        action_specs(scenario),
-        vocabulary=tokenizer.token_text,
-        model_name=name,
-        backend=backend,
-        interpreted_layers=interpreted_layers,
-        scenario=scenario.plain(),
-    )
+    how: dict[str, Any] = {
+        "vocabulary": tokenizer.token_text, "model_name": name, "backend": backend, "interpreted_layers": interpreted_layers, "scenario": scenario.plain(),
+    }  # fmt: skip
+    actions = action_specs(scenario)
+    if scenario.engine == "paper":
+        from engine.paper_session import PaperSession
+
+        return PaperSession(paper_config(scenario, num_positions), paper_request_specs(scenario, tokenizer, name, num_positions), actions, **how)
+    return Session(session_config(scenario, num_positions), request_specs(scenario, tokenizer, name, num_positions), actions, **how)
 
 
 def load_vocabulary(model: str) -> Tokenizer:

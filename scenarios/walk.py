@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.trace.events import kind_of
+from engine.trace.events import BeamsChosen, kind_of
 from engine.trace.frame import Frame, Trace
 
 MAX_VALUE = 72
@@ -58,6 +58,11 @@ def frame_line(frame: Frame, trace: Trace) -> str:
         fields["tokens"] = " ".join(vocabulary.get(t, f"<{t}>") for t in fields.pop("token_ids"))
     if fields.get("groups"):
         fields["groups"] = ", ".join(f"g{g.group_id} {g.block_ids} {g.cause.kind.value}" for g in fields["groups"])
+    if isinstance(event, BeamsChosen):
+        del fields["candidates"]
+        gone_on = [c for c in event.candidates if c.sequence_id is not None or c.finished]
+        fields["survivors"] = ", ".join(f"{c.parent_id}+{vocabulary.get(c.token_id, '')}→{c.sequence_id or 'finished'}" for c in gone_on)
+        fields["num_dropped"] = len(event.candidates) - len(gone_on)
     for name in ("block_hash", "parent_hash"):
         if fields.get(name):
             fields[name] = f"{fields[name][:8]}…"

@@ -18,7 +18,7 @@ import streamlit as st
 from engine.errors import InvalidInput, PagewalkError
 from engine.models import ModelInfo, list_models, num_layers_of
 from engine.runner import parse_layers
-from engine.session import Session
+from engine.session_base import SessionBase
 from kernels import BACKENDS
 from scenarios import (
     FigureResult,
@@ -48,7 +48,7 @@ MAX_FIGURES = 512
 _spared: set[str] = set()
 
 
-def _spare_the_collector(session: Session) -> None:
+def _spare_the_collector(session: SessionBase[Any]) -> None:
     """Move what a model brought with it out of the garbage collector's sight, once per model. Streamlit collects after every run of a script, and
     walking through the objects of torch and transformers, which live as long as the process, would take 0.2 s of every step."""
     fingerprint = session.trace.header.model.get("fingerprint")
@@ -63,7 +63,7 @@ class OpenRun:
     """A recording in progress. `advance` is safe to call from the threads of several users: each frame is recorded once."""
 
     scenario: Scenario
-    session: Session
+    session: SessionBase[Any]
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def advance(self, have: int) -> None:
@@ -230,3 +230,9 @@ def kept(name: str, default: T) -> T:
 def keep(name: str, value: object) -> None:
     """Put something aside for this browser's session. A widget's key is such a name, too: until the widget is made in a run, this sets what it shows."""
     st.session_state[name] = value
+
+
+def begin(values: Mapping[str, object]) -> None:
+    """What widgets show the first time that a browser sees them, by key."""
+    for name, value in values.items():
+        st.session_state.setdefault(name, value)
