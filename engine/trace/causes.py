@@ -98,6 +98,7 @@ class CauseKind(str, Enum):
     SWAPPED = "swapped"  # a preempted group's blocks go to CPU memory, all or nothing; facts: num_blocks, num_cpu_free (before)
     SWAPPED_BACK = "swapped_back"  # facts: num_blocks, num_free (before)
     RECOMPUTED = "recomputed"  # a preempted group's blocks are dropped and computed again later, prompt and outputs as one prompt; facts: num_tokens
+    SAME_TOKENS = "same_tokens"  # a recomputed group's sequences share again the full blocks that hold the same tokens; facts: other (a sequence), num_tokens
     SWAP_SPACE_EXHAUSTED = "swap_space_exhausted"  # the CPU pool cannot hold the group, so it is recomputed; facts: num_blocks, num_cpu_free
     PREEMPTED_FIRST = "preempted_first"  # nothing new is admitted while preempted groups wait to come back; facts: num_swapped
     PROMPT_TOO_LONG_FOR_STEP = "prompt_too_long_for_step"  # a prompt is computed in one piece; facts: num_tokens, token_budget

@@ -319,10 +319,12 @@ class BlocksSwappedOut(Event, frozen=True, kw_only=True, tag="blocks_swapped_out
 
 
 class BlocksSwappedIn(Event, frozen=True, kw_only=True, tag="blocks_swapped_in"):
-    """The way back: `cpu_block_ids[i]` to `gpu_block_ids[i]`, which were popped from the head of the free queue in this order; sharing is as it was before."""
+    """The way back: `cpu_block_ids[i]` to `gpu_block_ids[i]`, which were popped from the head of the free queue in this order; sharing is as it was before.
+    `shared_again`: full blocks of a provider's prefix, which never left and which every sequence of the group refers to again."""
 
     cpu_block_ids: list[int]
     gpu_block_ids: list[int]
+    shared_again: list[int] = []
 
 
 class PrefixCacheReset(Event, frozen=True, kw_only=True, tag="prefix_cache_reset"):

@@ -32,7 +32,7 @@ def _parallel_sampling(words: Words, event: Any, facts: Facts) -> str:
 
 def _ref_counts(words: Words, event: Any) -> str:
     """“ Ref counts are now 2, of blocks 7 and 1.” for a fork."""
-    if not isinstance(event, e.SequenceForked) or not event.block_ids:
+    if not isinstance(event, e.SequenceForked | e.BlocksTouched) or not event.block_ids:
         return ""
     counts = {block.ref_cnt for b in event.block_ids if (block := words.block(b)) is not None}
     if len(counts) == 1:
@@ -112,6 +112,14 @@ def _recomputed(words: Words, event: Any, facts: Facts) -> str:
     number_of = f" of {count(tokens, 'token')}" if tokens else ""
     where = f"{_where_freed(event)} " if isinstance(event, e.BlocksFreed) else ""
     return f"{where}Its blocks are dropped. Later its prompt and its outputs are computed again in one piece, as one prompt{number_of}."
+
+
+def _same_tokens(words: Words, event: Any, facts: Facts) -> str:
+    tokens, other = number(facts, "num_tokens"), facts.get("other")
+    begin = (
+        f"Its first {count(tokens, 'token')} are those of {other}" if tokens and other else "It begins with the same tokens as another sequence of its group"
+    )
+    return f"{begin}, so full blocks are shared again and need not be computed twice."
 
 
 def _swap_space_exhausted(words: Words, event: Any, facts: Facts) -> str:
@@ -210,6 +218,12 @@ def _compared(words: Words, event: Any, facts: Facts) -> str:
     return f"{query} is compared with the keys block by block, wherever the blocks lie. Its attention: {listed(parts)}."
 
 
+def _same_tokens(words: Words, event: Any, facts: Facts) -> str:
+    tokens, other = number(facts, "num_tokens"), facts.get("other")
+    same = f"Its first {count(tokens, 'token')} are" if tokens > 1 else "Its beginning is"
+    return f"{same} the same as {other or 'another sequence'}'s, which is computed anew already: full blocks are shared again, the rest is its own.{_ref_counts(words, event)}"
+
+
 def _next_step(words: Words, event: Any, facts: Facts) -> str:
     if not isinstance(event, e.StepScheduled):
         return ""
@@ -228,6 +242,7 @@ PAPER_CAUSES: dict[CauseKind, Why] = {
     CauseKind.SWAPPED: _swapped,
     CauseKind.SWAPPED_BACK: _swapped_back,
     CauseKind.RECOMPUTED: _recomputed,
+    CauseKind.SAME_TOKENS: _same_tokens,
     CauseKind.SWAP_SPACE_EXHAUSTED: _swap_space_exhausted,
     CauseKind.PREEMPTED_FIRST: _preempted_first,
     CauseKind.PROMPT_TOO_LONG_FOR_STEP: _prompt_too_long,
