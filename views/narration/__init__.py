@@ -21,8 +21,8 @@ class Narration(msgspec.Struct, frozen=True):
     """What to say about one frame.
 
     `text`: what happened, one short sentence. `why`: the reason, one or two sentences, never empty. `symbol`: where vLLM V1 does this (dotted name), or
-    vLLM's first release in a run of the paper's engine; empty for what belongs to Pagewalk alone. `rule`: number of the rule of V1's behaviour that it follows, or
-    the paper's section, or empty. `kind`: the event's kind.
+    vLLM's first release in a run of the paper's engine; empty for what belongs to Pagewalk alone. `rule`: number of the rule of V1's behaviour that it
+    follows, or the paper's section, or empty. `kind`: the event's kind.
     `note`: what the scenario's author says about this frame, or None.
     """
 

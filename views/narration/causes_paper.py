@@ -218,12 +218,6 @@ def _compared(words: Words, event: Any, facts: Facts) -> str:
     return f"{query} is compared with the keys block by block, wherever the blocks lie. Its attention: {listed(parts)}."
 
 
-def _same_tokens(words: Words, event: Any, facts: Facts) -> str:
-    tokens, other = number(facts, "num_tokens"), facts.get("other")
-    same = f"Its first {count(tokens, 'token')} are" if tokens > 1 else "Its beginning is"
-    return f"{same} the same as {other or 'another sequence'}'s, which is computed anew already: full blocks are shared again, the rest is its own.{_ref_counts(words, event)}"
-
-
 def _next_step(words: Words, event: Any, facts: Facts) -> str:
     if not isinstance(event, e.StepScheduled):
         return ""

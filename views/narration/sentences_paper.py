@@ -188,12 +188,12 @@ def _finished_section(words: Words, event: e.RequestFinished) -> str:
 
 
 def _sampled_section(words: Words, event: e.TokenSampled) -> str:
-    return "§4.4" if len(words.sequences(_group_of(words, event))) > 1 else "§4.3"
+    return "§4.4" if len(words.sequences(event.request_id)) > 1 else "§4.3"
 
 
-def _group_of(words: Words, event: e.TokenSampled) -> str | None:
-    request = words.request(event.request_id)
-    return (request.sequence_group or request.request_id) if request is not None else None
+def _blocks_touched(words: Words, event: e.BlocksTouched) -> str:
+    other = event.cause.facts.get("other")
+    return f"{event.request_id} shares {physical(event.block_ids)}{f' with {other}' if other else ''}."
 
 
 PAPER_SENTENCES: dict[str, Sentence] = {
@@ -211,6 +211,7 @@ IN_THE_PAPER: dict[str, Sentence] = {
     "step_started": Sentence(_step_started, "Scheduler.schedule", "§4.3"),
     "allocation_refused": Sentence(_allocation_refused, _refused_symbol, "§4.5"),
     "blocks_allocated": Sentence(_blocks_allocated, _allocated_symbol, "§4.3"),
+    "blocks_touched": Sentence(_blocks_touched, "BlockSpaceManager.allocate", "§4.5"),
     "request_admitted": Sentence(_request_admitted, _admitted_symbol, "§4.5"),
     "request_preempted": Sentence(_request_preempted, _preempted_symbol, "§4.5"),
     "row_updated": Sentence(_row_updated, "Worker._prepare_inputs", "§4.3"),

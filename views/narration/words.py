@@ -75,15 +75,21 @@ class Words:
         """The state of a request in the frame before."""
         return self.previous.request(request_id) if self.previous and request_id else None
 
-    def sequences(self, group_id: str | None) -> list[RequestState]:
-        """The sequences of a sequence group of the paper's engine in this frame, in order of birth."""
-        return [r for r in self.frame.requests if (r.sequence_group or r.request_id) == group_id]
+    def group_name(self, request_id: str | None) -> str | None:
+        """The sequence group that a sequence belongs to; a group's own name and a request that is one sequence stay what they are."""
+        request = self.request(request_id)
+        return request.sequence_group or request_id if request is not None else request_id
+
+    def sequences(self, request_id: str | None) -> list[RequestState]:
+        """The sequences of a sequence group in this frame, in order of birth; the group may be named by one of them."""
+        name = self.group_name(request_id)
+        return [r for r in self.frame.requests if (r.sequence_group or r.request_id) == name]
 
     def asked(self, request_id: str | None) -> Mapping[str, Any]:
-        """What the scenario says about a request, empty where it says nothing."""
-        said = self.header.scenario.get("requests")
+        """What the scenario says about a request or about the request that a sequence belongs to, empty where it says nothing."""
+        name, said = self.group_name(request_id), self.header.scenario.get("requests")
         parts = said if isinstance(said, list) else []
-        return next((part for part in parts if isinstance(part, Mapping) and part.get("id") == request_id), {})
+        return next((part for part in parts if isinstance(part, Mapping) and part.get("id") == name), {})
 
     def is_prefix(self, request_id: str | None) -> bool:
         """Whether it is a prefix that the provider keeps (section 4.4)."""

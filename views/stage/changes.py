@@ -13,17 +13,15 @@ from engine.trace.frame import BlockState, Frame
 from engine.trace.shared_sequence import ABSENT, SharedSequence
 
 
-def changed_blocks(frame: Frame, previous: Frame) -> list[BlockState]:
-    """The blocks that are not as they were."""
-    new, old = frame.blocks, previous.blocks
+def changed_blocks(new: Sequence[BlockState], old: Sequence[BlockState]) -> list[BlockState]:
+    """The blocks of a pool that are not as they were."""
     if isinstance(new, SharedSequence) and isinstance(old, SharedSequence) and new.is_dense and old.is_dense:
         return [block for _, _, block in new.changes_since(old) if isinstance(block, BlockState)]
     return [] if new is old else [b for b, before in zip(new, old, strict=True) if b is not before and b != before]
 
 
-def queue_change(frame: Frame, previous: Frame) -> dict[str, list[int]] | None:
-    """How the free queue changed: `out` left it, `head` came in front (first of all first), `tail` behind. None if it did not."""
-    new, old = frame.free_queue, previous.free_queue
+def queue_change(new: Sequence[int], old: Sequence[int]) -> dict[str, list[int]] | None:
+    """How a free queue changed: `out` left it, `head` came in front (first of all first), `tail` behind. None if it did not."""
     if new is old:
         return None
     shared = isinstance(new, SharedSequence) and isinstance(old, SharedSequence)

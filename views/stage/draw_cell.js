@@ -3,14 +3,16 @@
 const HEAD_FONT = 12.5;
 
 class Cell {
-  constructor(parent, id, x, y, shape) {
+  // `name`: how it is known to the rest of the stage, if not by its number.
+  constructor(parent, id, x, y, shape, isNull = false, name = id) {
     this.id = id;
     this.y = y;
     this.shape = shape;
-    this.group = svg(parent, "g", { class: `cell ${shape.form}`, transform: `translate(${x},${y})`, "data-block": id, tabindex: id === 0 ? null : 0 });
+    this.isNull = isNull;
+    this.group = svg(parent, "g", { class: `cell ${shape.form}`, transform: `translate(${x},${y})`, "data-block": name, tabindex: isNull ? null : 0 });
     svg(this.group, "rect", { width: shape.width, height: shape.height, rx: shape.form === "words" ? 9 : 7, class: "box" });
     this.number = svg(this.group, "text", { x: shape.inset + 2, y: shape.headLine, class: "id" }, String(id));
-    if (id === 0) return this.drawNull();
+    if (isNull) return this.drawNull();
     this.state = svg(this.group, "text", { y: shape.headLine - 0.5, class: "state" });
     this.hash = svg(this.group, "text", { y: shape.headLine, class: "hash", "text-anchor": "end" });
     this.chips = svg(this.group, "g");
@@ -30,16 +32,16 @@ class Cell {
     words.forEach((line, i) => svg(this.group, "text", { x: 10, y: this.shape.headLine + 21 + i * 16, class: "null-text" }, line));
   }
 
-  // Everything that the cell shows, drawn again only if something of it changed.
-  draw(recording, frame, block) {
+  // Everything that the cell shows, drawn again only if something of it changed. `before`: the reference count that an event has just changed, else null.
+  draw(recording, frame, block, before = null) {
     const owner = block.owners.length ? recording.request(frame, block.owners[0].request_id) : null; // what its slots hold may follow from its owner
-    if (block === this.block && owner === this.owner && recording.traceId === this.traceId) return;
-    Object.assign(this, { block, owner, traceId: recording.traceId });
+    if (block === this.block && owner === this.owner && before === this.before && recording.traceId === this.traceId) return;
+    Object.assign(this, { block, owner, before, traceId: recording.traceId });
     const owners = [...new Set(block.owners.map((o) => o.request_id))];
     const isState = recording.isState(block);
     const slots = block.token_ids.map((_, offset) => recording.slot(frame, block, offset));
     const colours = owners.map((o) => requestColour(recording, o));
-    const signature = JSON.stringify([block.ref_cnt, block.block_hashes, block.num_hash_tokens, owners, block.pins, slots, colours, isState, block.num_state_tokens, recording.groupOf(block)]);
+    const signature = JSON.stringify([block.ref_cnt, before, block.block_hashes, block.num_hash_tokens, owners, block.pins, slots, colours, isState, block.num_state_tokens, recording.groupOf(block)]);
     if (signature === this.signature) return;
     this.signature = signature;
     const cached = block.block_hashes.length > 0;
@@ -76,14 +78,15 @@ class Cell {
     this.hash.textContent = mark;
     setAttributes(this.hash, { x: end - 2 });
     const space = end - hashWidth - 4 - left;
-    const state = stateWords(recording, block, form).find((words) => measure(words, `600 ${HEAD_FONT}px ${fontFamily}`) <= space) || "";
+    const state = stateWords(recording, block, form, this.before).find((words) => measure(words, `600 ${HEAD_FONT}px ${fontFamily}`) <= space) || "";
     this.state.textContent = state;
-    setAttributes(this.state, { x: left, class: block.ref_cnt > 1 ? "state strong" : "state" });
+    setAttributes(this.state, { x: left, class: `state${block.ref_cnt > 1 || this.before !== null ? " strong" : ""}${this.before !== null ? " changed" : ""}` });
     this.chips.replaceChildren();
     names.reverse().forEach((name, i) => {
       const x = right - radius - i * pitch;
       svg(this.chips, "circle", { cx: x, cy: headLine - 5.5, r: radius, style: `fill:${name.colour}` });
-      svg(this.chips, "text", { x, y: headLine - (form === "words" ? 1 : 1.5), class: "letter", "text-anchor": "middle" }, name.letter);
+      const long = name.letter.length > 2 ? { textLength: radius * 1.7, lengthAdjust: "spacingAndGlyphs" } : {};
+      svg(this.chips, "text", { x, y: headLine - (form === "words" ? 1 : 1.5), class: "letter", "text-anchor": "middle", ...long }, name.letter);
     });
   }
 
@@ -198,10 +201,11 @@ function hashMark(recording, block, form) {
 }
 
 // What to say beside a block's number, the longest first.
-function stateWords(recording, block, form) {
+function stateWords(recording, block, form, before = null) {
   const groupId = recording.groupOf(block);
   const group = recording.hasGroups && groupId >= 0 ? ` · ${recording.groups[groupId].label}` : "";
   const cached = block.block_hashes.length > 0;
+  if (before !== null) return [`ref ${before} → ${block.ref_cnt}`, `${before} → ${block.ref_cnt}`, `${before}→${block.ref_cnt}`, `×${block.ref_cnt}`];
   if (form === "squares") return [block.ref_cnt ? `×${block.ref_cnt}` : ""];
   if (!block.ref_cnt) return cached ? [`cached, free${group}`, `free${group}`, "cached, free", "free"] : [`free${group}`, "free"];
   const held = isPinnedForCopy(block) ? [`ref ${block.ref_cnt}, held for a copy`, block.owners.length ? `ref ${block.ref_cnt} · copy` : "held for a copy"] : [];

@@ -35,6 +35,7 @@ class SlotsPanel {
     this.title = html(parent, "h2", {}, "Slots");
     this.formula = html(parent, "p", { class: "formula" });
     this.body = html(parent, "div", { class: "slots" });
+    this.candidates = new CandidatesList(parent);
     this.signature = "";
   }
 
@@ -55,6 +56,11 @@ class SlotsPanel {
   draw(recording, index) {
     const found = this.newest(recording, index);
     const here = recording.frames[index];
+    const choice = recording.choiceBefore(index);
+    const chosen = choice !== null && (!found || choice.seq > found.frame.seq);
+    this.body.style.display = this.formula.style.display = chosen ? "none" : "";
+    this.candidates.element.style.display = chosen ? "" : "none";
+    if (chosen) return this.drawCandidates(recording, choice, here);
     const signature = found ? `${recording.traceId}/${found.frame.seq}/${found.fresh}/${found.frame.step === here.step}` : "";
     if (signature === this.signature && signature) return;
     this.signature = signature;
@@ -80,6 +86,15 @@ class SlotsPanel {
     }
     if (shown > SLOTS_SHOWN) html(this.body, "span", { class: "muted" }, `and ${shown - SLOTS_SHOWN} more`);
     this.scroll = true;
+  }
+
+  drawCandidates(recording, choice, here) {
+    const signature = `${recording.traceId}/candidates/${choice.seq}/${choice === here}`;
+    if (signature === this.signature) return;
+    this.signature = signature;
+    const kept = choice.beams.candidates.filter((c) => c.sequence !== null).length;
+    this.title.textContent = `Candidates of ${choice.beams.group}, best first · ${kept} of ${choice.beams.candidates.length} go on`;
+    this.candidates.draw(recording, choice, choice === here);
   }
 
   // Bring the slots that have just been mapped into view, once.

@@ -29,12 +29,12 @@ function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
 // One place of a group's lane, over as many lines as its block has tokens.
 function drawPlace(grid, place, groupId, lines, isNow) {
   const id = place.physical ?? place.ghost;
-  const kind = id === null ? (place.stop ? "stopped" : "empty") : place.physical === null ? "ghost" : id === 0 ? "null" : "held";
+  const kind = id === null ? (place.stop ? "stopped" : "empty") : place.physical === null ? "ghost" : place.isNull ? "null" : "held";
   const element = html(grid, "span", { class: `place ${kind}${isNow ? " now" : ""}`, role: "cell", "data-block": id ?? (place.stop ? place.stop.block : null), "data-group": groupId, title: placeTitle(place) });
   element.style.gridArea = `${place.logical * lines + 2} / ${groupId + 3} / span ${lines}`;
   if (place.stop) return html(element, "b", {}, place.stop.block === null ? "✕" : String(place.stop.block));
   if (id === null) return null;
-  const head = html(element, "b", {}, id === 0 ? "∅ null" : String(id));
+  const head = html(element, "b", {}, place.isNull ? "∅ null" : String(id));
   if (kind !== "held") return element;
   if (place.hashed) html(head, "span", { class: "hash" }, place.partial ? ` #${place.partial.covered}/${place.partial.size}` : " #");
   if (!place.slots) html(element, "small", {}, place.state === null ? "no state" : lines > 1 ? `after ${place.state}` : `@${place.state}`);
@@ -48,8 +48,8 @@ function drawPlace(grid, place, groupId, lines, isNow) {
 function placeTitle(place) {
   const logical = `logical block ${place.logical}`;
   if (place.stop) return `no hit: ${place.stop.words}${place.stop.block === null ? "" : `\nblock ${place.stop.block} has this content`}`;
-  if (place.physical === null) return place.ghost === null ? `${logical}: no block yet` : `${logical}: ${place.ghost ? `block ${place.ghost} would be adopted` : "would stay null"}`;
-  if (place.physical === 0) return `${logical}: the null block, nothing is kept here`;
+  if (place.physical === null) return place.ghost === null ? `${logical}: no block yet` : `${logical}: ${place.isNull ? "would stay null" : `block ${place.ghost} would be adopted`}`;
+  if (place.isNull) return `${logical}: the null block, nothing is kept here`;
   const holds = place.slots ? `${place.filled} of ${place.slots} slots filled` : stateText(place);
   return [`${logical} → block ${place.physical}`, holds, hashTitle(place)].filter(Boolean).join("\n");
 }
@@ -87,22 +87,22 @@ function tokenClass(cell, just) {
 function physicalClass(place) {
   const id = place.physical ?? place.ghost;
   if (place.stop) return `physical none stopped${place.stop.block === null ? "" : " cached"}`;
-  return `physical${id === null || id === 0 ? " none" : place.physical === null ? " ghost" : ""}`;
+  return `physical${id === null || place.isNull ? " none" : place.physical === null ? " ghost" : ""}`;
 }
 
 function physicalText(place) {
   const id = place.physical ?? place.ghost;
   if (place.stop) return place.stop.block === null ? "✕" : String(place.stop.block);
-  return id === null ? "–" : id === 0 ? "∅ null" : String(id);
+  return id === null ? "–" : place.isNull ? "∅ null" : String(id);
 }
 
 function physicalTitle(place) {
   if (place.stop) return `no hit: ${place.stop.words}`;
-  return place.physical === null && place.ghost ? "this cached block would be adopted" : place.physical === 0 ? "the null block: nothing is kept here" : "physical block";
+  return place.physical === null && place.ghost !== null && !place.isNull ? "this cached block would be adopted" : place.physical !== null && place.isNull ? "the null block: nothing is kept here" : "physical block";
 }
 
 function placeNumber(place) {
-  if (place.ghost !== null || place.physical === 0) return "";
+  if (place.ghost !== null || place.isNull) return "";
   return place.slots ? `${place.filled}/${place.slots}` : place.state === null ? "" : `@${place.state}`;
 }
 
@@ -138,7 +138,7 @@ function drawWorkerRow(parent, recording, request, row, isNow) {
     if (!ids.length) html(part, "span", { class: "muted" }, "–");
     ids.forEach((id, i) => {
       const same = (request.block_ids[groupId] || [])[i] === id;
-      html(part, "span", { class: `worker-id${same ? "" : " stale"}`, title: same ? null : "the manager's table has something else here", "data-block": id || null }, id ? String(id) : "∅");
+      html(part, "span", { class: `worker-id${same ? "" : " stale"}`, title: same ? null : "the manager's table has something else here", "data-block": recording.isNull(id) ? null : id }, recording.isNull(id) ? "∅" : String(id));
     });
   });
 }

@@ -29,11 +29,11 @@ class PoolPanel {
     this.cells = Array.from({ length: count }, (_, id) => {
       const x = 1 + (id % shape.columns) * (shape.width + shape.gap);
       const y = 2 + Math.floor(id / shape.columns) * (shape.height + shape.gap);
-      return Object.assign(new Cell(this.grid, id, x, y, shape), { x });
+      return Object.assign(new Cell(this.grid, id, x, y, shape, recording.isNull(id)), { x });
     });
   }
 
-  draw(recording, frame) {
+  draw(recording, frame, previous) {
     this.layout(recording);
     this.recording = recording;
     this.frame = frame;
@@ -44,16 +44,18 @@ class PoolPanel {
       if (!cell) return;
       cell.group.classList.toggle("now", now.has(id));
       if (block.ref_cnt > 0 && !block.is_null) used += 1;
-      if (id !== 0) cell.draw(recording, frame, block);
+      if (!block.is_null) cell.draw(recording, frame, block, recording.isPaper ? countBefore(block, previous && previous.blocks[id]) : null);
     });
     this.drawCopies(frame);
-    setAttributes(this.picture, { "aria-label": `Physical blocks: ${used} in use, ${frame.queue.length} free, and the null block.` });
+    setAttributes(this.picture, { "aria-label": `Physical blocks: ${used} in use, ${frame.queue.length} free${recording.header.null_block === null ? "" : ", and the null block"}.` });
   }
 
   // What there is to say about the block under the mouse or the focus, beside the panel's title: small cells have no room for words.
   tell(id) {
-    const block = this.frame && id !== null ? this.frame.blocks[Number(id)] : null;
-    const text = block ? ` · ${tellBlock(this.recording, this.frame, block)}` : "";
+    const cpu = String(id).startsWith("c");
+    const pool = this.frame ? (cpu ? this.frame.cpu_blocks : this.frame.blocks) : [];
+    const block = id !== null ? pool[Number(String(id).slice(cpu ? 1 : 0))] : null;
+    const text = block ? ` · ${cpu ? "CPU " : ""}${tellBlock(this.recording, this.frame, block)}` : "";
     if (this.told.textContent === text) return;
     this.told.textContent = text;
     this.told.title = block ? describeBlock(this.recording, this.frame, block) : "";
@@ -113,6 +115,11 @@ class PoolPanel {
     const { scrollTop, clientHeight } = this.body;
     if (cell.y < scrollTop || cell.y + this.shape.height > scrollTop + clientHeight) this.body.scrollTop = Math.max(cell.y - 20, 0);
   }
+}
+
+// The reference count of a block before the event, if the event changed it; the first reference to a free block is no news.
+function countBefore(block, before) {
+  return before && before !== block && before.ref_cnt !== block.ref_cnt && before.ref_cnt > 0 ? before.ref_cnt : null;
 }
 
 // The form and the size of the cells: the richest form in which all blocks are seen at once; if none is, the smallest, which scrolls.

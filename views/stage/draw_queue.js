@@ -58,7 +58,7 @@ class QueuePanel {
     const left = frame.now.left_queue;
     const x = (i) => QUEUE_LEFT + i * pitch;
     const shown = Math.min(left.length, Math.max(Math.floor((width - QUEUE_LEFT - STORY_ROOM) / (nodeWidth + 8)), 1), 6); // the others are counted in words
-    for (let id = 1; id < frame.blocks.length; id += 1) {
+    for (let id = 0; id < frame.blocks.length; id += 1) {
       const known = this.nodes.has(id);
       const at = place.get(id);
       const leaving = left.indexOf(id);
@@ -80,7 +80,7 @@ class QueuePanel {
     this.tail.style.display = queue.length ? "" : "none";
     setAttributes(this.tail, { x: QUEUE_LEFT + (places - 1) * pitch + nodeWidth + 8 });
     this.empty.style.display = queue.length ? "none" : "";
-    this.drawStory(frame, left, shown, nodeWidth, width);
+    this.drawStory(recording, frame, left, shown, nodeWidth, width);
     setAttributes(this.picture, { "aria-label": `Free queue from head to tail: ${queue.slice(0, 40).join(", ") || "empty"}.` });
   }
 
@@ -104,14 +104,14 @@ class QueuePanel {
     setAttributes(this.more, { x: x(Math.max(hiddenAt, 0)) + nodeWidth / 2 });
   }
 
-  drawStory(frame, left, shown, nodeWidth, width) {
+  drawStory(recording, frame, left, shown, nodeWidth, width) {
     const start = shown ? QUEUE_LEFT + shown * (nodeWidth + 8) + 4 : QUEUE_LEFT;
     const hidden = left.length > shown ? `and ${left.length - shown} more: ` : "";
     const text = frame.now.queue_text ? hidden + frame.now.queue_text : "";
     this.story.textContent = fitText(text, width - start, 13, 500);
     hint(this.story, text);
     setAttributes(this.story, { x: start });
-    const fromHead = frame.kind === "blocks_allocated";
+    const fromHead = ["blocks_allocated", "blocks_swapped_in"].includes(frame.kind) || (recording.isPaper && frame.kind === "copy_queued");
     setAttributes(this.arrow, { d: shown && fromHead ? `M16 36C8 60 18 ${QUEUE_LOWER + 16} ${QUEUE_LEFT - 4} ${QUEUE_LOWER + 16}` : "" });
   }
 }

@@ -7,6 +7,7 @@ class RequestsPanel {
   constructor(parent) {
     this.body = parent;
     this.cards = new Map();
+    this.groups = new GroupBoxes(parent);
   }
 
   draw(recording, frame, previous) {
@@ -22,6 +23,7 @@ class RequestsPanel {
       this.cards.delete(id);
       if (seen.has(id)) this.drawCard(recording, frame, previous, recording.request(frame, id), compact);
     }
+    this.groups.draw(recording, frame, this.cards);
     if (!this.empty) this.empty = html(this.body, "p", { class: "muted" }, "No request has arrived yet.");
     this.empty.style.display = frame.requests.length ? "none" : "";
   }
@@ -45,7 +47,7 @@ class RequestsPanel {
   drawCard(recording, frame, previous, request, compact) {
     let card = this.cards.get(request.request_id);
     if (!card) {
-      card = { element: html(this.body, "article", { class: "request" }), signature: "", traceId: recording.traceId };
+      card = { element: html(this.groups.parent(request), "article", { class: "request" }), signature: "", traceId: recording.traceId };
       this.cards.set(request.request_id, card);
     }
     const lookup = frame.lookup && frame.lookup.request === request.request_id ? frame.lookup : null;
@@ -67,7 +69,10 @@ class RequestsPanel {
     const finished = request.status.startsWith("FINISHED");
     card.element.className = `request${compact ? " compact" : ""}${finished ? " finished" : ""}`;
     card.element.style.setProperty("--owner", requestColour(recording, request.request_id));
+    if (recording.isPaper && finished && (request.sequence_group || compact)) return drawEnded(card.element, recording, request);
+    if (recording.asStrips && !finished) return drawStrip(card.element, recording, request, tables[0], now);
     this.drawHead(card.element, request);
+    if (request.cpu_block_ids.length) return drawCpuTable(card.element, request);
     if (finished) return this.drawText(card.element, recording, request);
     const view = { recording, request, tables, tokens, now, just };
     if (recording.hasGroups) drawLanes(card.element, view);
@@ -106,10 +111,11 @@ class RequestsPanel {
       const block = physical === null ? null : frame.blocks[physical];
       const real = block !== null && !block.is_null;
       return {
-        logical, physical, ghost, stop: physical === null && ghost === null && stop ? { block: stop[1], words: stop[2] } : null,
+        logical, physical, ghost, isNull: recording.isNull(physical ?? ghost), stop: physical === null && ghost === null && stop ? { block: stop[1], words: stop[2] } : null,
         filled: real ? block.num_filled : 0,
         slots: recording.groups[groupId].is_state ? 0 : real ? block.token_ids.length : recording.groups[groupId].block_size,
         state: real ? block.num_state_tokens ?? null : null,
+        refs: real ? block.ref_cnt : 0,
         hashed: real && block.block_hashes.length > 0,
         partial: real ? recording.partialHash(block) : null,
       };
@@ -140,11 +146,12 @@ class RequestsPanel {
     const head = html(parent, "header");
     html(head, "span", { class: "chip-letter", title: request.request_id }, requestLetter(request.request_id));
     if (request.request_id.length > 2) html(head, "b", { class: "name" }, request.request_id);
-    html(head, "b", {}, STATUS_WORDS[request.status] || request.status.toLowerCase());
+    html(head, "b", {}, sequenceStatus(request));
     const generated = request.token_ids.length - request.num_prompt_tokens;
+    const fork = request.parent_id ? `, forked from ${request.parent_id}` : "";
     const again = request.num_preemptions ? `, preempted ${request.num_preemptions}×` : "";
     html(head, "span", { class: "muted", title: "computed: how far the scheduler has planned; its count moves on before the kernels run" },
-      `${request.num_prompt_tokens} prompt + ${generated} generated, ${request.num_computed_tokens} computed${again}`);
+      `${request.num_prompt_tokens} prompt + ${generated} generated, ${request.num_computed_tokens} computed${again}${fork}`);
   }
 
   drawText(parent, recording, request) {
@@ -180,13 +187,13 @@ class RequestsPanel {
       html(line, "span", { class: "logical" }, String(place.logical));
       html(line, "span", { class: "arrow", "aria-hidden": "true" }, "⟶");
       html(line, "span", { class: physicalClass(place), title: physicalTitle(place) }, physicalText(place));
-      const fill = html(line, "span", { class: `fill${state || id === 0 || place.physical === null ? " wide" : ""}` });
+      const fill = html(line, "span", { class: `fill${state || place.isNull || place.physical === null ? " wide" : ""}` });
       if (place.stop) html(fill, "span", { title: place.stop.words }, place.stop.words);
-      else if (id === 0 || place.physical === null) fill.append(id === 0 ? "nothing is kept here" : "found by its hash");
+      else if (place.isNull || place.physical === null) fill.append(place.isNull ? "nothing is kept here" : "found by its hash");
       else if (state) fill.append(stateText(place));
       else for (let i = 0; i < Math.min(place.slots, 16); i += 1) html(fill, "i", { class: i < place.filled ? "on" : "" });
       if (!fill.classList.contains("wide")) html(line, "span", { class: "number" }, `${place.filled} of ${place.slots}`);
-      html(line, "span", { class: "hash", title: hashTitle(place) }, place.hashed ? "#" : "");
+      drawMark(line, recording, place);
     }
   }
 
@@ -200,7 +207,13 @@ class RequestsPanel {
       html(line, "span", { class: physicalClass(place), title: physicalTitle(place) }, physicalText(place).replace(" null", ""));
       drawCells(line, tokens.slice(place.logical * span, (place.logical + 1) * span), span);
       html(line, "span", { class: "number", title: "#filled" }, placeNumber(place));
-      html(line, "span", { class: "hash", title: hashTitle(place) }, place.hashed ? "#" : "");
+      drawMark(line, recording, place);
     }
   }
+}
+
+// At the end of a line: a hash, or in the paper's engine how many refer to the block.
+function drawMark(line, recording, place) {
+  if (!recording.isPaper) html(line, "span", { class: "hash", title: hashTitle(place) }, place.hashed ? "#" : "");
+  else html(line, "span", { class: "refs", title: place.refs > 1 ? `ref count ${place.refs}: shared` : null }, place.refs > 1 ? `×${place.refs}` : "");
 }

@@ -10,6 +10,8 @@ from engine.trace.events import (
     BlocksCopied,
     BlocksFreed,
     BlocksSkipped,
+    BlocksSwappedIn,
+    BlocksSwappedOut,
     BlocksTouched,
     CauseKind,
     CopyQueued,
@@ -23,9 +25,11 @@ Copies = list[list[int]]
 """[source, destination] of every copy that is queued and not done yet."""
 
 
-def moves_of(event: Event) -> dict[str, Any]:
-    """What just moved: `blocks` to ring, `left_queue` and `joined_queue`, `queue_text` to tell it in words, `copied` pairs."""
-    now: dict[str, Any] = {"blocks": _touched_blocks(event), "left_queue": [], "joined_queue": [], "queue_text": "", "copied": []}
+def moves_of(event: Event, null_block: int | None = 0) -> dict[str, Any]:
+    """What just moved: `blocks` to ring, `left_queue` and `joined_queue`, `queue_text` to tell it in words, `copied` pairs; in a run with swap space also
+    `swapped`, pairs of a GPU and a CPU block, and `swap`, ``out`` or ``in``. `null_block`: the id that only stands for “skipped”, None where there is none."""
+    touched = [block_id for block_id in _touched_blocks(event) if block_id != null_block]
+    now: dict[str, Any] = {"blocks": touched, "left_queue": [], "joined_queue": [], "queue_text": "", "copied": []}
     if isinstance(event, BlocksAllocated):
         now["left_queue"] = list(event.block_ids)
         now["queue_text"] = f"popped from the head, given to {event.request_id}" if event.request_id else "popped from the head by the scenario"
@@ -38,13 +42,27 @@ def moves_of(event: Event) -> dict[str, Any]:
         now["queue_text"] = f"popped from the head, for a copy of block {event.source_block_id}"
     elif isinstance(event, BlocksFreed | BlocksSkipped):
         now["joined_queue"] = [*event.prepended, *event.appended]
-        now["queue_text"] = _joined(event)
+        now["queue_text"] = _joined(event, hashed=null_block is not None)
+    elif isinstance(event, BlocksSwappedOut):
+        now["swapped"], now["swap"] = _pairs(event), "out"
+        now["joined_queue"] = list(event.prepended)
+        now["queue_text"] = "swapped out: put at the head"
+    elif isinstance(event, BlocksSwappedIn):
+        now["swapped"], now["swap"] = _pairs(event), "in"
+        now["left_queue"] = list(event.gpu_block_ids)
+        now["queue_text"] = f"popped from the head, for the blocks of {event.request_id}"
     elif isinstance(event, BlocksCopied):
         now["copied"] = [list(pair) for pair in zip(event.source_block_ids, event.destination_block_ids, strict=True)]
     return now
 
 
-def _joined(event: BlocksFreed | BlocksSkipped) -> str:
+def _pairs(event: BlocksSwappedOut | BlocksSwappedIn) -> list[list[int]]:
+    return [list(pair) for pair in zip(event.gpu_block_ids, event.cpu_block_ids, strict=True)]
+
+
+def _joined(event: BlocksFreed | BlocksSkipped, hashed: bool) -> str:
+    if not hashed:
+        return "nobody refers to it: put at the head" if len(event.prepended) == 1 else "nobody refers to them: put at the head" if event.prepended else ""
     if event.cause.kind is CauseKind.PREPARED:
         return "arranged by the scenario"
     parts = []
@@ -59,9 +77,9 @@ def _touched_blocks(event: Event) -> list[int]:
     if isinstance(event, BlocksFreed):
         return [*event.prepended, *event.appended, *event.still_referenced]
     if isinstance(event, PrefixLookup):
-        return [block_id for block_id in event.hit_block_ids if block_id]
-    names = ("block_ids", "destination_block_ids")
-    ids = [block_id for name in names for block_id in getattr(event, name, []) if block_id]
+        return list(event.hit_block_ids)
+    names = ("block_ids", "destination_block_ids", "gpu_block_ids")
+    ids = [block_id for name in names for block_id in getattr(event, name, [])]
     single = [getattr(event, name, None) for name in ("block_id", "source_block_id", "destination_block_id")]
     return [*ids, *(block_id for block_id in single if block_id is not None)]
 

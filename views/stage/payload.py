@@ -19,15 +19,18 @@ from views.narration.sentences import agreement
 from views.narration.stops import stop_words, stop_words_at
 from views.narration.words import Words, listed
 from views.stage.changes import cache_changes, changed_blocks, queue_change, whole_cache
+from views.stage.lessons import lessons_of
 from views.stage.moves import copies_under_way, moves_of, next_copies
+from views.stage.paper_parts import beams_of, engine_header, engine_of, shares_of
 
-PAYLOAD_VERSION = 2
+PAYLOAD_VERSION = 3
 ENDS = ("engine_failed", "recording_stopped")
 """Kinds after which nothing more is recorded although the run did not come to its own end."""
 
 
 def build_payload(trace: Trace, *, start: int = 0) -> dict[str, Any]:
-    """The frames from index `start` on, with the header, the author's notes and the vocabulary. Notes and token texts may grow, so all are sent.
+    """The frames from index `start` on, with the header, the author's notes and corrections and the vocabulary. Notes and token texts may grow, so all are
+    sent.
 
     `start` beyond the end gives no frames. The result contains only dict, list, str, int, float, bool and None. Changes nothing.
     """
@@ -40,7 +43,7 @@ def build_payload(trace: Trace, *, start: int = 0) -> dict[str, Any]:
         "start": start,
         "complete": trace.complete or bool(frames and kind_of(frames[-1].event) in ENDS),
         "header": _header(trace),
-        "notes": {str(seq): str(text) for seq, text in (trace.header.scenario.get("resolved_notes") or {}).items()},
+        **lessons_of(trace.header),
         "vocabulary": {str(token_id): text for token_id, text in trace.header.vocabulary.copy().items()},
         "blocks": portion.blocks.rows,
         "requests": portion.requests.rows,
@@ -110,6 +113,9 @@ def _header(trace: Trace) -> dict[str, Any]:
     num_blocks = int(config.get("num_blocks") or (len(trace.frames[0].blocks) if trace.frames else 0))
     about = "no model, bookkeeping only" if model == "none" else model
     groups = groups_of(header)
+    engine = engine_header(trace)
+    pool = f"{num_blocks} blocks" if engine["null_block"] is None else f"{num_blocks - 1} blocks + null"
+    swap = [f"{engine['num_cpu_blocks']} CPU blocks"] if engine["num_cpu_blocks"] else []
     names = {"size": "decode_context_parallel_size", "rank": "dcp_rank", "interleave": "cp_kv_cache_interleave_size"}
     ranks = {short: int(config.get(name) or (0 if short == "rank" else 1)) for short, name in names.items()}
     return {
@@ -123,8 +129,9 @@ def _header(trace: Trace) -> dict[str, Any]:
         "num_blocks": num_blocks,
         "groups": [{"label": g.label, "title": g.title, "block_size": g.block_size, "is_state": g.is_state} for g in groups],
         "ranks": ranks,
-        "about": " · ".join([about, _sizes(groups), f"{num_blocks - 1} blocks + null"]),
+        "about": " · ".join([about, _sizes(groups), pool, *swap]),
         "seed": header.seed,
+        **engine,
     }
 
 
@@ -141,6 +148,7 @@ class _Portion:
     def __init__(self, header: TraceHeader, frames: list[Frame], start: int) -> None:
         self.blocks, self.requests, self.rows = _Table(), _RequestTable(), _Table()
         self._header, self._frames, self._start = header, frames, start
+        self._null_block = None if engine_of(header) == "paper" else 0
         self._agreed = _agreement_before(frames, start)
         self._copies = copies_under_way(frames, start)
         self._counters_of: Counters | None = None
@@ -162,12 +170,18 @@ class _Portion:
             "request": event.request_id,
             "group": event.group_id,
             "say": {"text": said.text, "why": said.why, "symbol": said.symbol, "rule": said.rule},
-            "now": moves_of(event),
+            "now": moves_of(event, self._null_block),
             "slots": _slots(event),
             "lookup": _lookup(self._header, frame, previous) if isinstance(event, PrefixLookup) else None,
+            **self._asked_for(frame),
             **self._standing(frame),
             **self._pool(frame, previous if index > self._start else None),
         }
+
+    def _asked_for(self, frame: Frame) -> dict[str, Any]:
+        """Beam candidates and attention shares, where the event has some."""
+        found = {"beams": beams_of(frame.event), "shares": shares_of(frame.event, frame)}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _standing(self, frame: Frame) -> dict[str, Any]:
         """What often stays as it is; only what differs from the frame sent before is in the result."""
@@ -176,6 +190,7 @@ class _Portion:
             "rows": [self.rows.index(r) for r in frame.rows],
             "running": list(frame.running),
             "waiting": list(frame.waiting),
+            "swapped": list(frame.swapped),
             "copies": self._copies,
             "agreed": self._agreed,
         }
@@ -189,14 +204,21 @@ class _Portion:
     def _pool(self, frame: Frame, previous: Frame | None) -> dict[str, Any]:
         """Blocks, free queue and prefix cache: whole without a `previous` frame, else only what changed."""
         if previous is None:
-            return {"blocks": [self.blocks.index(b) for b in frame.blocks], "queue": list(frame.free_queue), "cache": whole_cache(frame.hash_map)}
+            whole = {"blocks": [self.blocks.index(b) for b in frame.blocks], "queue": list(frame.free_queue), "cache": whole_cache(frame.hash_map)}
+            if frame.cpu_blocks:
+                whole |= {"cpu_blocks": [self.blocks.index(b) for b in frame.cpu_blocks], "cpu_queue": list(frame.cpu_free_queue)}
+            return whole
         different: dict[str, Any] = {}
-        if blocks := changed_blocks(frame, previous):
+        if blocks := changed_blocks(frame.blocks, previous.blocks):
             different["changed"] = [[block.block_id, self.blocks.index(block)] for block in blocks]
-        if queue := queue_change(frame, previous):
+        if queue := queue_change(frame.free_queue, previous.free_queue):
             different["queue_change"] = queue
         if cache := cache_changes(frame, previous):
             different["cache_changes"] = cache
+        if blocks := changed_blocks(frame.cpu_blocks, previous.cpu_blocks):
+            different["cpu_changed"] = [[block.block_id, self.blocks.index(block)] for block in blocks]
+        if queue := queue_change(frame.cpu_free_queue, previous.cpu_free_queue):
+            different["cpu_queue_change"] = queue
         return different
 
 

@@ -1,7 +1,7 @@
 // The frames that the stage holds. They arrive in portions; stepping among them never asks the server.
 const FRAMES_PER_CACHE = 40; // between two frames that hold the whole prefix cache
 
-const STANDING = ["requests", "rows", "running", "waiting", "copies", "agreed", "counters"]; // not sent where they are as in the frame before
+const STANDING = ["requests", "rows", "running", "waiting", "swapped", "copies", "agreed", "counters"]; // not sent where they are as in the frame before
 
 class Recording {
   constructor() {
@@ -15,7 +15,11 @@ class Recording {
     this.header = null;
     this.vocabulary = {};
     this.notes = {};
+    this.unconfirmed = [];
+    this.corrections = {};
     this.requestOrder = [];
+    this.choices = []; // frames in which beams were chosen
+    this.endedAt = new Map(); // sequence -> index of the frame in which it was finished or dropped
   }
 
   // Take over a portion; frames that are held already are left alone. Returns whether anything is new.
@@ -25,6 +29,8 @@ class Recording {
     const before = this.frames.length;
     this.header = data.header;
     this.notes = data.notes || {};
+    this.unconfirmed = data.unconfirmed || [];
+    this.corrections = data.corrections || {};
     Object.assign(this.vocabulary, data.vocabulary);
     if (data.start <= before) {
       const requests = wholeRows(data.requests);
@@ -46,12 +52,21 @@ class Recording {
     const moved = sent.queue_change;
     if (moved) frame.queue = [...moved.head, ...(moved.out.length ? before.queue.filter((id) => !moved.out.includes(id)) : before.queue), ...moved.tail];
     else if (!sent.queue) frame.queue = before.queue;
+    if (sent.cpu_blocks) frame.cpu_blocks = sent.cpu_blocks.map((i) => data.blocks[i]);
+    else if (before) frame.cpu_blocks = sent.cpu_changed ? before.cpu_blocks.slice() : before.cpu_blocks;
+    else frame.cpu_blocks = [];
+    for (const [id, index] of sent.cpu_changed || []) frame.cpu_blocks[id] = data.blocks[index];
+    const swapped = sent.cpu_queue_change;
+    if (swapped) frame.cpu_queue = [...swapped.head, ...before.cpu_queue.filter((id) => !swapped.out.includes(id)), ...swapped.tail];
+    else if (!sent.cpu_queue) frame.cpu_queue = before ? before.cpu_queue : [];
     frame.cacheSince = sent.cache || sent.cache_changes ? this.frames.length : before.cacheSince; // the frame in which the prefix cache last changed
     if (sent.requests) frame.requests = sent.requests.map((i) => requests[i]);
     if (sent.rows) frame.rows = sent.rows.map((i) => data.rows[i]);
-    for (const request of frame.requests) {
+    for (const request of sent.requests ? frame.requests : []) {
       if (!this.requestOrder.includes(request.request_id)) this.requestOrder.push(request.request_id);
+      if (request.status.startsWith("FINISHED") && !this.endedAt.has(request.request_id)) this.endedAt.set(request.request_id, this.frames.length);
     }
+    if (sent.beams) this.choices.push(frame);
     return frame;
   }
 
@@ -84,6 +99,46 @@ class Recording {
 
   request(frame, requestId) {
     return frame.requests.find((r) => r.request_id === requestId);
+  }
+
+  // ---------------------------------------------------------------- the engine
+
+  get isPaper() {
+    return this.header.engine.id === "paper";
+  }
+
+  // The block that only stands for “skipped”; the paper's pool has none.
+  isNull(id) {
+    return id !== null && id === this.header.null_block;
+  }
+
+  // What the scenario asks for a request: n, beam_width.
+  get groupsAsked() {
+    return this.header.asked || {};
+  }
+
+  // Whether sequences are drawn as strips: when there are many, or when all begin with a long prefix.
+  get asStrips() {
+    return this.isPaper && (this.header.num_sequences > WIDEST_ROWS || this.header.prefixes.length > 0);
+  }
+
+  wordsOf(request) {
+    return request.token_ids.map((t) => this.token(t)).join(" ");
+  }
+
+  // The selections of beam searches up to a frame, and the newest of them.
+  choicesUpTo(index) {
+    return this.choices.filter((frame) => frame.seq <= this.frames[index].seq);
+  }
+
+  choiceBefore(index) {
+    const found = this.choicesUpTo(index);
+    return found.length ? found[found.length - 1] : null;
+  }
+
+  // The name of a request, or of the sequence group that a sequence belongs to.
+  groupName(request) {
+    return request.sequence_group || request.request_id;
   }
 
   // ---------------------------------------------------------------- KV-cache groups

@@ -21,7 +21,7 @@ class Stage {
       forgetSizes();
       this.redrawSoon();
     });
-    for (const element of [this.root, this.pool.body, this.queue.body, this.chains.body, this.transport.track]) this.resize.observe(element);
+    for (const element of [this.root, this.pool.body, this.queue.body, this.foot, this.transport.track]) this.resize.observe(element);
   }
 
   build() {
@@ -53,14 +53,25 @@ class Stage {
     this.where = html(right.title, "span");
     this.events = new EventsPanel(right.body, (i) => this.seek(i));
     this.slots = new SlotsPanel(html(right.card, "div", { class: "slots-part" }));
-    const bottom = html(root, "section", { class: "card chains" });
-    html(bottom, "h2", {}, "Prefix chains");
-    this.chains = new ChainsPanel(html(bottom, "div", { class: "body" }));
+    this.correction = new CorrectionBox(right.card);
+    this.foot = html(root, "div", { class: "foot" });
+    this.chains = this.footPart("chains", "Prefix chains", ChainsPanel);
+    this.family = this.footPart("family", "Who came from whom", FamilyPanel);
+    this.shares = this.footPart("shares", "Attention", SharesPanel);
+    this.swap = this.footPart("swap", "Swap space (CPU)", SwapPanel);
     for (const [type, target] of [["mouseover", null], ["focusin", null]]) {
       root.addEventListener(type, (event) => this.light(blockOf(event.target) ?? this.pinned), target);
     }
     root.addEventListener("mouseleave", this.onLeave);
     root.addEventListener("click", (event) => this.pin(blockOf(event.target)));
+  }
+
+  footPart(name, title, Panel) {
+    const card = html(this.foot, "section", { class: `card ${name}`, "aria-label": title });
+    const heading = html(card, "h2", {}, title);
+    const panel = new Panel(html(card, "div", { class: "body" }), heading);
+    panel.card = card;
+    return panel;
   }
 
   card(parent, title, name) {
@@ -91,9 +102,11 @@ class Stage {
   seek(index) {
     if (!this.recording.frames.length) return;
     this.wanted = null;
+    const before = this.index;
     this.index = Math.min(Math.max(Math.round(index) || 0, 0), this.recording.last);
     if (index === Infinity) this.index = this.recording.last;
     this.redraw();
+    if (this.index === before + 1 && this.recording.header.parts.swap) this.swap.fly(this.root, this.pool, this.recording.frames[this.index]);
     this.writeAddress();
     this.askForMore();
   }
@@ -123,17 +136,23 @@ class Stage {
     const frame = recording.frames[this.index];
     if (!frame || !this.root.clientWidth) return;
     this.fitScreen();
+    this.fitFoot();
     useFontOf(this.root);
     const previous = recording.frames[this.index - 1];
     this.drawWords(frame);
     this.drawLegend();
     this.transport.update(recording, this.index);
     this.requests.draw(recording, frame, previous);
-    this.pool.draw(recording, frame);
+    this.pool.draw(recording, frame, previous);
     this.queue.draw(recording, frame);
     this.events.draw(recording, this.index);
     this.slots.draw(recording, this.index);
-    this.chains.draw(recording, frame, this.index);
+    const { parts } = recording.header;
+    if (parts.chains) this.chains.draw(recording, frame, this.index);
+    if (parts.family) this.family.draw(recording, frame, this.index);
+    if (parts.shares) this.shares.draw(recording, this.index);
+    if (parts.swap) this.swap.draw(recording, frame);
+    this.correction.draw(recording, frame);
     this.light(this.lit ?? this.pinned);
     this.requests.show(frame.request); // scrolling at the very end: until here nobody has asked where anything is
     this.pool.showFirst(frame.now.blocks);
@@ -146,17 +165,32 @@ class Stage {
     this.root.style.setProperty("--zoom", zoom.toFixed(3));
   }
 
+  // The parts that this run needs below the panels; a run that needs none leaves its room to the panels.
+  fitFoot() {
+    const { parts, num_sequences: sequences } = this.recording.header;
+    const signature = JSON.stringify([this.recording.traceId, parts]);
+    if (signature === this.footDrawn) return;
+    this.footDrawn = signature;
+    for (const name of ["chains", "family", "shares", "swap"]) this[name].card.style.display = parts[name] ? "" : "none";
+    const height = parts.family && sequences > 3 ? 98 : Object.values(parts).some(Boolean) ? 78 : 0;
+    this.foot.style.display = height ? "" : "none";
+    this.root.style.setProperty("--foot", `${height}px`);
+    this.root.style.setProperty("--foot-and-gap", `${height ? height + 10 : 0}px`);
+    this.root.classList.toggle("paper", this.recording.isPaper);
+    forgetSizes();
+  }
+
   drawWords(frame) {
     const { header } = this.recording;
     this.title.textContent = header.title;
     this.title.title = header.goal;
     this.text.textContent = frame.say.text;
     const note = this.recording.notes[frame.seq];
-    this.note.textContent = note ? `${note} ` : "";
+    drawNote(this.note, this.recording, frame);
     this.why.textContent = frame.say.why;
     this.second.title = note ? `${note}\n${frame.say.why}` : frame.say.why;
     this.symbol.textContent = frame.say.symbol;
-    this.symbol.title = frame.say.symbol ? `This is what vLLM V1 does in ${frame.say.symbol}${frame.say.rule ? ` (rule ${frame.say.rule})` : ""}` : "";
+    this.symbol.title = frame.say.symbol ? symbolTitle(this.recording, frame.say) : "";
     this.symbol.parentElement.title = frame.say.text;
     this.where.textContent = frame.op;
     this.drawChips(frame);
@@ -165,6 +199,7 @@ class Stage {
   // What the marks in the left panel mean: those that this run can have.
   drawLegend() {
     const { recording } = this;
+    if (recording.isPaper) return setText(this.legend, ["×2: two sequences refer to the block", "dashed: key and value not written yet", "bold: generated"].join(" · "));
     const onlyFull = !recording.hasGroups && ["full", "MLA"].includes(recording.groups[0].label);
     const states = recording.groups.some((g) => g.is_state) ? ["@8 state after 8 tokens"] : [];
     if (recording.hasGroups && states.length) states.unshift("#4/8 hash of 4 of 8 tokens");
@@ -177,7 +212,9 @@ class Stage {
 
   // Only what was really checked in this run, up to this frame.
   drawChips(frame) {
-    const chips = [[this.recording.header.about, "", "The model that runs and the size of the pool"]];
+    const { engine, pair, about } = this.recording.header;
+    const chips = [[engine.label, "engine", `This run is that of ${engine.title}`], [about, "", "The model that runs and the size of the pool"]];
+    if (pair) chips.splice(1, 0, [pair.label, "pair", "Opens the scene that shows the same with the other engine", `?scene=${encodeURIComponent(pair.scene)}`]);
     if (this.isWaiting) chips.push(["the model computes the next step", "wait", "Nothing further is recorded yet; it will appear by itself"]);
     if (frame.kind === "engine_failed") chips.push(["run stopped by an error", "bad", frame.say.text]);
     else chips.push(["✓ invariants hold", "ok", "Every recorded frame was checked: each block is free, used or null; counts, tables, hashes and the queue agree"]);
@@ -187,7 +224,7 @@ class Stage {
     if (signature === this.chipsDrawn) return;
     this.chipsDrawn = signature;
     this.chips.replaceChildren();
-    for (const [text, kind, title] of chips) html(this.chips, "span", { class: `chip ${kind}`, title }, text);
+    for (const [text, kind, title, href] of chips) html(this.chips, href ? "a" : "span", { class: `chip ${kind}`, title, href, target: href ? "_self" : null }, text);
   }
 
   key(event) {
@@ -236,6 +273,11 @@ class Stage {
     this.transport.destroy();
     clearTimeout(this.addressTimer);
   }
+}
+
+function symbolTitle(recording, { symbol, rule }) {
+  if (recording.isPaper) return `This is what vLLM's first release does in ${symbol}${rule ? ` (${rule} of the paper)` : ""}`;
+  return `This is what vLLM V1 does in ${symbol}${rule ? ` (rule ${rule})` : ""}`;
 }
 
 function blockOf(target) {

@@ -158,8 +158,8 @@ class Transport {
     this.atEnd = index >= recording.last;
     const { width } = sizeOf(this.track);
     const x = (i) => 8 + (width - 16) * (recording.last > 0 ? i / recording.last : 0);
-    if (this.drawn !== `${recording.traceId}/${recording.frames.length}/${width}`) {
-      this.drawn = `${recording.traceId}/${recording.frames.length}/${width}`;
+    if (this.drawn !== `${recording.traceId}/${recording.frames.length}/${width}/${Object.keys(recording.corrections).length}`) {
+      this.drawn = `${recording.traceId}/${recording.frames.length}/${width}/${Object.keys(recording.corrections).length}`;
       this.drawMarks(recording, x);
     }
     setAttributes(this.done, { x2: x(index) });
@@ -178,6 +178,7 @@ class Transport {
     recording.frames.forEach((frame, index) => {
       const at = Math.round(x(index));
       const step = index > 0 && frame.step !== recording.frames[index - 1].step;
+      if (recording.corrections[frame.seq]) this.drawCorrection(at);
       if (step) svg(this.marks, "line", { x1: at, x2: at, y1: 25, y2: 30, class: "mark-step" });
       const kind = markOf(frame);
       if (!kind || taken.get(at) >= kind.weight) return;
@@ -186,6 +187,14 @@ class Transport {
       if (kind.diamond) svg(this.marks, "path", { d: `M${at} 4L${at + 5} 10L${at} 16L${at - 5} 10Z`, style: `fill:${colour}` });
       else svg(this.marks, "rect", { x: at - 1.5, y: kind.weight > 1 ? 8 : 11, width: 3, height: kind.weight > 1 ? 16 : 10, rx: 1.5, style: `fill:${colour}` });
     });
+  }
+
+  // A small flag above the rail: here the stage corrects what people may have read. A click on the track leads there.
+  drawCorrection(at) {
+    const flag = svg(this.marks, "g", { class: "mark-correction" });
+    hint(flag, "what you may have read, and what really happens");
+    svg(flag, "circle", { cx: at, cy: 4, r: 6 });
+    svg(flag, "text", { x: at, y: 7.6, "text-anchor": "middle" }, "!");
   }
 
   destroy() {
@@ -202,6 +211,9 @@ function markOf(frame) {
       return { colour: "request", weight: 3 };
     case "block_cached":
       return { colour: "var(--hash)", weight: 2 };
+    case "sequence_forked":
+      return { colour: "request", weight: 2 };
+    case "beams_chosen":
     case "copy_queued":
       return { colour: "var(--ink)", weight: 3 };
     case "blocks_freed":
@@ -209,6 +221,8 @@ function markOf(frame) {
       return { colour: "var(--mute)", weight: 2 };
     case "token_sampled":
       return { colour: "request", weight: 1 };
+    case "blocks_swapped_out":
+    case "blocks_swapped_in":
     case "request_preempted":
     case "block_evicted":
     case "allocation_refused":

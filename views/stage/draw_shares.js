@@ -1,0 +1,72 @@
+// Figure 5: where the attention of a query goes. The blocks stand in physical order, an arrow from the query leads to each, as thick as its share.
+const SHARES_QUERY = 104;
+const SHARES_ROW = 42;
+
+class SharesPanel {
+  constructor(parent) {
+    this.body = parent;
+    this.picture = svg(parent, "svg", { class: "picture", role: "img" });
+    this.signature = "";
+  }
+
+  // The newest shares at or before the cursor.
+  newest(recording, index) {
+    let at = index;
+    while (at >= 0 && !recording.frames[at].shares) at -= 1;
+    return at < 0 ? null : recording.frames[at];
+  }
+
+  draw(recording, index) {
+    const { width, height } = sizeOf(this.body);
+    const found = this.newest(recording, index);
+    const signature = found ? `${recording.traceId}/${found.seq}/${found.seq === index}/${width}/${height}` : `${recording.traceId}/none/${width}`;
+    if (signature === this.signature) return;
+    this.signature = signature;
+    this.picture.replaceChildren();
+    const requests = found ? found.shares.requests : [];
+    const row = requests.length > 1 ? SHARES_ROW : height - 4;
+    setAttributes(this.picture, { width: width - 2, height: Math.max(requests.length * row, height - 4) });
+    const label = requests.map((r) => `${recording.token(r.token)}: ${r.places.map(([logical, physical, share]) => `${percentText(share)} to logical block ${logical}, block ${physical}`).join("; ")}`).join(". ");
+    setAttributes(this.picture, { "aria-label": label || "No attention has been computed yet." });
+    if (!found) svg(this.picture, "text", { x: 4, y: height / 2 + 4, class: "muted" }, "no attention has been computed yet");
+    requests.forEach((request, i) => this.drawRequest(recording, found, request, i * row, row, width - 4, found.seq === index));
+  }
+
+  drawRequest(recording, frame, request, top, height, width, fresh) {
+    const places = [...request.places].sort((a, b) => a[1] - b[1]); // physical order: neighbours in the text need not be neighbours in memory
+    const left = SHARES_QUERY + 64;
+    const gap = 8;
+    const box = Math.min((width - left - gap * (places.length - 1)) / Math.max(places.length, 1), 190);
+    const middle = top + height / 2;
+    const colour = `--owner:${requestColour(recording, request.request)}`;
+    const query = svg(this.picture, "g", { class: `share-query${fresh ? " now" : ""}`, style: colour });
+    svg(query, "rect", { x: 2, y: middle - 14, width: SHARES_QUERY - 4, height: 28, rx: 8 });
+    svg(query, "text", { x: SHARES_QUERY / 2, y: middle + 4.5, "text-anchor": "middle" }, fitText(recording.token(request.token), SHARES_QUERY - 14, 13, 650));
+    hint(query, `the query: token ${request.position} of ${request.request}, “${recording.token(request.token)}”${frame.shares.layer === null || frame.shares.layer === undefined ? "" : `, layer ${frame.shares.layer}, mean of its heads`}`);
+    const links = svg(this.picture, "g", { class: "share-links", style: colour });
+    places.forEach(([logical, physical, share], i) => {
+      const x = left + i * (box + gap);
+      const lane = top + 3 + (i * 5) % Math.max(height - 40, 6);
+      svg(links, "path", { d: `M${SHARES_QUERY} ${middle}C${SHARES_QUERY + 24} ${middle} ${SHARES_QUERY + 24} ${lane} ${SHARES_QUERY + 48} ${lane}H${x + box / 2 - 8}Q${x + box / 2} ${lane} ${x + box / 2} ${top + 14}`, "stroke-width": (0.8 + 4 * share).toFixed(2) });
+      this.drawBlock(recording, frame, { logical, physical, share, x, y: top + 16, width: box, height: height - 18, colour });
+    });
+  }
+
+  drawBlock(recording, frame, { logical, physical, share, x, y, width, height, colour }) {
+    const block = frame.blocks[physical];
+    const words = block.token_ids.map((_, offset) => recording.slot(frame, block, offset).text).filter(Boolean).join(" ");
+    const group = svg(this.picture, "g", { class: "share-block", "data-block": physical, tabindex: 0, style: colour });
+    svg(group, "rect", { x, y, width, height, rx: 7, class: "box" });
+    svg(group, "rect", { x, y, width: width * share, height, rx: 7, class: "part" });
+    const percent = percentText(share);
+    const room = width - 14 - measure(percent, `700 12.5px ${fontFamily}`);
+    svg(group, "text", { x: x + 7, y: y + height / 2 + 4.5, class: "words" }, fitText(`${physical}: ${words}`, room - 4, 12, 500));
+    svg(group, "text", { x: x + width - 6, y: y + height / 2 + 4.5, class: "percent", "text-anchor": "end" }, percent);
+    hint(group, `block ${physical}, logical block ${logical}: ${percent} of the attention\n${words}`);
+  }
+}
+
+function percentText(share) {
+  const value = 100 * share;
+  return value > 0 && value < 0.1 ? "under 0.1 %" : `${value.toFixed(1)} %`;
+}
