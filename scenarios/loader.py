@@ -27,11 +27,20 @@ READING_ORDER = (
     *(f"figure-{number}" for number in range(1, 11)),
     *("parallel-sampling", "beam-search", "swap-or-recompute"),
     *("page-table", "iteration-level-batching", "kv-bytes"),
-    *("figure-6-v1", "same-prompt-twice", "duplicates", "same-step-sharing", "salt-and-adapter", "chunked-prefill"),
+    *("figure-6-v1", "slot-mapping-16", "same-prompt-twice", "putting-it-together", "duplicates", "same-step-sharing", "salt-and-adapter"),
+    *("parallel-sampling-v1", "beam-search-v1", "chunked-prefill"),
     *("eviction-order", "touch-rescues", "docs-prefix-caching-printed", "docs-prefix-caching"),
-    *("preemption", "one-victim-two-heirs", "several-victims"),
-    *("sliding-window", "hybrid-full-and-window", "fixed-point", "docs-hybrid-printed", "docs-hybrid"),
-    *("mamba-all", "mamba-align", "partial-hit-copy", "latent-attention", "decode-context-parallelism"),
+    *("admission-sum", "preemption", "one-victim-two-heirs", "several-victims"),
+    *("sliding-window", "window-of-2048", "window-in-chunks", "hybrid-full-and-window", "fixed-point", "docs-hybrid-printed", "docs-hybrid"),
+    *(
+        "mamba-all",
+        "mamba-align",
+        "sixteen-and-sixty-four",
+        "sixteen-and-sixty-four-align",
+        "partial-hit-copy",
+        "latent-attention",
+        "decode-context-parallelism",
+    ),
 )
 """Scenes that build on each other; those that are not named follow behind the others of their group, by name. A name may wait for its scene."""
 
