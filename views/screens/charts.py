@@ -29,6 +29,9 @@ STYLE = """<style>
 </style>""".replace(".CHART", '[class*="st-key-chart-"]')
 
 
+INK, INK_ON_DARK = "#1b2430", "#e8edf4"
+
+
 def show_chart(figure: go.Figure, rows: Sequence[Mapping[str, Any]], name: str, *, alt: str | None = None) -> None:
     """Draw `figure` with an SVG and a CSV button in its top right corner, which wants to stay free (96 x 26 pixels).
 
@@ -37,8 +40,20 @@ def show_chart(figure: go.Figure, rows: Sequence[Mapping[str, Any]], name: str, 
     """
     st.html(STYLE)
     with st.container(key=f"chart-{name}"):
-        st.plotly_chart(figure, key=f"plot-{name}", config=plot_config(name), alt=alt)
+        st.plotly_chart(inked(figure), key=f"plot-{name}", config=plot_config(name), alt=alt)
         st.download_button("CSV", csv_text(rows), f"{name}.csv", "text/csv", key=f"csv-{name}", on_click="ignore")
+
+
+def inked(figure: go.Figure) -> go.Figure:
+    """The figure with words in the page's own colour wherever they have none: Streamlit's theme would print them in a pale grey. Changes the figure."""
+    ink = INK_ON_DARK if st.context.theme.type == "dark" else INK
+    for annotation in figure.layout.annotations:
+        if annotation.font.color is None:
+            annotation.font.color = ink
+    figure.update_layout(font_color=ink, legend_font_color=ink)
+    figure.update_xaxes(tickfont_color=ink, title_font_color=ink)
+    figure.update_yaxes(tickfont_color=ink, title_font_color=ink)
+    return figure
 
 
 def plot_config(name: str) -> dict[str, Any]:

@@ -42,6 +42,8 @@ def gallery(page: StreamlitPage, problem: str | None = None) -> None:
                     st.page_link(page, label=_plain(info.title), icon="", query_params={"scene": info.id})
                     st.markdown(_plain(info.goal))
                     st.caption(_plain(info.source))
+        if group == "paper":
+            st.page_link(page, label="The memory screen: what paging wins on requests of your choice", icon="", query_params={"screen": "memory"})
 
 
 def sentence(text: str) -> str:

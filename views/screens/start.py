@@ -7,12 +7,18 @@ from streamlit.navigation.page import StreamlitPage
 
 from engine.errors import PagewalkError
 from views import state
+from views.screens.figure_scene import figure_scene
 from views.screens.gallery import gallery
+from views.screens.memory import memory
 from views.screens.scene import scene
 
 
 def start() -> None:
-    """Show the scene that the address names (`?scene=…&step=…&model=…&backend=…&layers=…`), or the gallery."""
+    """Show the scene that the address names (`?scene=…&step=…&model=…&backend=…&layers=…`), the memory screen (`?screen=memory`),
+    or the gallery."""
+    if st.query_params.get("screen") == "memory":
+        memory(page())
+        return
     name = st.query_params.get("scene")
     # A link inside the page changes what the server knows, not what the browser shows: say it again, so that the address can be passed on.
     st.query_params.from_dict(st.query_params.to_dict() if name else {})
@@ -21,6 +27,9 @@ def start() -> None:
         state.warm_up()
         return
     try:
+        if any(info.id == name and info.figure for info in state.scenes()):
+            figure_scene(page(), name)
+            return
         scene(page(), state.Choice(name, *(st.query_params.get(key) or None for key in state.Choice._fields[1:])))
     except PagewalkError as error:
         gallery(page(), str(error))
