@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import math
+import statistics
+from itertools import pairwise
 
 import plotly.graph_objects as go
 import pytest
@@ -26,9 +27,9 @@ FIGURE_2 = (
 )
 # Figure 3 of the paper: request A may have 2048 tokens, B 512; 7 + 1 and 3 + 1 slots hold tokens, 2 and 1 are used later.
 FIGURE_3 = (
-    Segment(0, 8, "used", 0), Segment(8, 2, "reserved", 0), Segment(10, 2038, "never used", 0),
+    Segment(0, 8, "used", "A"), Segment(8, 2, "reserved", "A"), Segment(10, 2038, "never used", "A"),
     Segment(2048, 100, "free"),
-    Segment(2148, 4, "used", 1), Segment(2152, 1, "reserved", 1), Segment(2153, 507, "never used", 1),
+    Segment(2148, 4, "used", "B"), Segment(2152, 1, "reserved", "B"), Segment(2153, 507, "never used", "B"),
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def test_the_slots_of_figure_3_are_drawn_to_scale() -> None:
     slots = {trace.name: sum(trace.x) for trace in bars(figure)}
     assert slots == {"token states": 12, "reserved for tokens still to come": 3, "never used": 2545, "free": 100}
     hovers = [tuple(data) for trace in bars(figure) for data in trace.customdata]
-    assert (10, 2047, 2038, ", request 1") in hovers
+    assert (10, 2047, 2038, ", request A") in hovers
     assert (2048, 2147, 100, "") in hovers
 
 
@@ -82,25 +83,28 @@ def test_pieces_of_rows_cover_exactly_their_slots(start: int, length: int, row_l
 
 
 def test_joining_keeps_the_slots_and_the_kinds() -> None:
-    single = [Segment(i, 1, "used" if i % 7 < 5 else "free", 0 if i % 7 < 5 else None) for i in range(100)]
+    single = [Segment(i, 1, "used" if i % 7 < 5 else "free", "A" if i % 7 < 5 else None) for i in range(100)]
     assert [kind for s in joined(reversed(single)) for kind in [s.kind] * s.length] == [s.kind for s in single]
     assert len(joined(single)) == 29  # 14 times 5 used and 2 free, then 2 used
 
 
-@given(st.lists(st.integers(0, 99), min_size=1, max_size=3000))
-def test_a_thinned_line_keeps_the_mean_and_stays_short(sizes: list[int]) -> None:
-    iterations, means = thinned(BatchLine("vLLM", sizes))
-    assert len(iterations) == len(means) <= MAX_POINTS
-    bundle = -(-len(sizes) // MAX_POINTS)
-    assert math.isclose(sum(m * len(sizes[i - 1 : i - 1 + bundle]) for i, m in zip(iterations, means, strict=True)), sum(sizes), abs_tol=1e-6)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 99)), min_size=1, max_size=400), st.integers(1, 9))
+def test_a_thinned_line_keeps_every_iteration_and_stays_short(stretches: list[tuple[int, int]], first: int) -> None:
+    sizes = [size for length, size in stretches for _ in range(length)]
+    starts = [first + sum(length for length, _ in stretches[:i]) for i in range(len(stretches) + 1)]
+    points = thinned([*zip(starts, (float(size) for _, size in stretches), strict=False), (starts[-1], 0.0)])
+    assert len(points) <= MAX_POINTS + 1
+    assert points[-1] == (starts[-1], 0.0)
+    for (start, mean), (stop, _) in pairwise(points):
+        assert mean == pytest.approx(statistics.fmean(sizes[start - first : stop - first]))
 
 
 def test_systems_over_time_differ_in_dash_and_marker_and_tell_their_mean() -> None:
-    figure = batch_over_time([BatchLine(name, sizes) for name, sizes in (("Max", [1, 3]), ("Pow2", [2, 2]), ("Oracle", [4, 4]), ("vLLM", [8, 9]))])
+    figure = batch_over_time([BatchLine(name, [(1, size), (9, 0)], size) for name, size in (("Max", 2), ("Pow2", 3), ("Oracle", 4), ("vLLM", 8.5))])
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     marks = [trace for trace in figure.data if trace.mode == "markers"]
     assert [trace.name for trace in lines] == [
-        "Max: 2.0 on average", "Pow2: 2.0 on average", "Oracle: 4.0 on average", "vLLM: 8.5 on average",
+        "Max: 2.0 on average", "Pow2: 3.0 on average", "Oracle: 4.0 on average", "vLLM: 8.5 on average",
     ]  # fmt: skip
     assert len({trace.line.dash for trace in lines}) == len({trace.marker.symbol for trace in marks}) == 4
 
@@ -129,7 +133,7 @@ def test_every_chart_has_its_data_as_rows_for_a_table() -> None:
     tables = (
         memory_bar_rows(FIGURE_2),
         slot_strip_rows(FIGURE_3),
-        batch_rows([BatchLine("vLLM", [1, 2, 3])]),
+        batch_rows([BatchLine("vLLM", [(1, 2), (3, 1), (5, 0)], 1.5)]),
         block_size_rows([WasteAtBlockSize(1, 0.0)], [CostAtBlockSize(1, 10, 2)]),
         sharing_rows([Saving("beam search", "width 4", 50.0, 40.0, 60.0, None, 53.13)]),
     )
@@ -139,4 +143,4 @@ def test_every_chart_has_its_data_as_rows_for_a_table() -> None:
         writer.writeheader()
         writer.writerows(rows)  # raises if a row has other fields than the first
     assert memory_bar_rows(FIGURE_2)[1]["unconfirmed"] == "internal token_states"
-    assert slot_strip_rows(FIGURE_3)[2] == {"first_slot": 10, "slots": 2038, "kind": "never used", "request": 1}
+    assert slot_strip_rows(FIGURE_3)[2] == {"first_slot": 10, "slots": 2038, "kind": "never used", "request": "A"}

@@ -10,27 +10,28 @@ import plotly.graph_objects as go
 
 from views.figures.memory_style import FREE, NEVER_USED, RESERVED, USED, Kind, bar_marker, finish
 
-SlotKind = Literal["used", "reserved", "never used", "free"]
+SlotKind = Literal["used", "reserved", "never used", "rounding", "free"]
 KINDS: dict[SlotKind, Kind] = {
     "used": USED,
     "reserved": RESERVED,
     "never used": Kind("never used", NEVER_USED.fill, NEVER_USED.pattern),
+    "rounding": Kind("beyond the reservation: the allocator rounds up", "#a9b4c2", "\\"),
     "free": Kind("free", FREE.fill, FREE.pattern),
 }
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Slots `start` .. `start + length - 1` of the memory, all of one kind. `request`: whose they are, counted from 0 in order of arrival; None if free."""
+    """Slots `start` .. `start + length - 1` of the memory, all of one kind. `request`: whose they are; None if free."""
 
     start: int
     length: int
     kind: SlotKind
-    request: int | None = None
+    request: str | None = None
 
 
 def slot_strip(segments: Sequence[Segment], num_slots: int, row_length: int, height: int = 300) -> go.Figure:
-    """All slots from left to right and top to bottom, `row_length` in a row, to scale. A request's number stands where it has room.
+    """All slots from left to right and top to bottom, `row_length` in a row, to scale. A request's name stands where it has room.
 
     Raises ValueError when a segment reaches beyond the memory.
     """
@@ -43,6 +44,8 @@ def slot_strip(segments: Sequence[Segment], num_slots: int, row_length: int, hei
     figure = go.Figure()
     for kind, look in KINDS.items():
         found = pieces[kind]
+        if not found:
+            continue
         figure.add_bar(
             orientation="h",
             base=[column for _, column, _, _ in found],
@@ -74,7 +77,7 @@ def slot_strip(segments: Sequence[Segment], num_slots: int, row_length: int, hei
 
 def slot_strip_rows(segments: Iterable[Segment]) -> list[dict[str, object]]:
     """The chart's data, one row a segment."""
-    return [{"first_slot": s.start, "slots": s.length, "kind": s.kind, "request": "" if s.request is None else s.request + 1} for s in segments]
+    return [{"first_slot": s.start, "slots": s.length, "kind": s.kind, "request": s.request or ""} for s in segments]
 
 
 def cut(start: int, length: int, row_length: int) -> list[tuple[int, int, int]]:
@@ -101,8 +104,8 @@ def joined(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def _name(segment: Segment) -> str:
-    return "" if segment.request is None else f"{segment.request + 1}"
+    return segment.request or ""
 
 
 def _owner(segment: Segment) -> str:
-    return "" if segment.request is None else f", request {segment.request + 1}"
+    return f", request {segment.request}" if segment.request else ""
