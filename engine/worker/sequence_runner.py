@@ -95,7 +95,7 @@ class SequenceRunner(BatchRunner):
     def _update_rows(self, sequences: Sequence[ScheduledSequence]) -> None:
         """Rows as the plan has the tables (R8.2). Whoever is not scheduled leaves first, so that its row can be taken."""
         staying = {sequence.sequence_id for sequence in sequences}
-        for sequence_id in [name for name in self.input_batch.req_id_to_index if name not in staying]:
+        for sequence_id in [name for name in self._batch() if name not in staying]:
             self.input_batch.remove_request(sequence_id)
         for sequence in sequences:
             if sequence.sequence_id in self.input_batch.req_id_to_index:

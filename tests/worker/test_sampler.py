@@ -10,7 +10,7 @@ import torch
 from engine.core.output import SamplingParams
 from engine.errors import InvalidInput
 from engine.trace.events import CauseKind
-from engine.worker.sampler import check_token_ids, make_generator, sample
+from engine.worker.sampler import check_token_ids, make_generator, sample, top_logprobs
 
 LOGITS = torch.tensor([0.0, math.log(2.0), math.log(5.0), 0.0, 0.0])  # probabilities .1 .2 .5 .1 .1
 
@@ -92,3 +92,15 @@ def test_ids_outside_the_vocabulary_are_named(bad: int) -> None:
 
 def test_the_first_and_last_id_of_the_vocabulary_are_fine() -> None:
     check_token_ids((0, 96), 97, "A")
+
+
+def test_log_probabilities_of_equals_come_by_token_id() -> None:
+    """Natural logarithms; of equals the lower id first, also where the count cuts through them; what is asked for besides comes last, once."""
+    found = top_logprobs(LOGITS, 3, (4, 2))
+    assert list(found) == [2, 1, 0, 4]
+    assert [found[t] for t in found] == pytest.approx([math.log(0.5), math.log(0.2), math.log(0.1), math.log(0.1)])
+
+
+@pytest.mark.parametrize(("count", "asked", "expected"), [(0, (), []), (0, (3,), [3]), (9, (), [2, 1, 0, 3, 4]), (1, (2,), [2])])
+def test_as_many_log_probabilities_as_there_are_tokens(count: int, asked: tuple[int, ...], expected: list[int]) -> None:
+    assert list(top_logprobs(LOGITS, count, asked)) == expected
