@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from scenarios import load_scenario
-from scenarios.loader import library_files
-from tests.scenarios.recording import RECORDED, STATE_FIELDS, as_operations, moments, run_as_recorded, scheduled_in, state_at
+from tests.scenarios.recording import RECORDED, STATE_FIELDS, as_operations, moments, recordable_scenes, run_as_recorded, scheduled_in, state_at
 
-SCENES = sorted(library_files())
+SCENES = recordable_scenes()
 
 
 @cache
