@@ -65,6 +65,7 @@ def run_contiguous(requests: list[WorkloadRequest], arrivals: list[int], system:
             internal += num_slots - request.prompt_len - request.output_len
             rounding += allocator.chunk_size(num_slots) - num_slots
             admitted += 1
+            log.num_admitted += 1
         until = ends[0][0] if ends else arrivals[arrived] if arrived < len(requests) else now
         if arrived < len(requests):
             until = min(until, arrivals[arrived])

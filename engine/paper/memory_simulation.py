@@ -86,8 +86,8 @@ def simulate(
     changed.
 
     `block_size` and `watermark` (share of the blocks that admission leaves free) matter to ``paged`` alone. `snapshot_at`: the iteration whose slots are kept;
-    None: that in which half of the requests have finished. Requests that can never be served (longer than `max_model_len`, or than the memory) are refused and
-    counted. Time grows with the number of requests and of blocks, not with that of iterations or slots.
+    None: that in which half of the requests have been admitted. Requests that can never be served (longer than `max_model_len`, or than the memory) are
+    refused and counted. Time grows with the number of requests and of blocks, not with that of iterations or slots.
     Raises InvalidInput for sizes that cannot be, an unknown system, arrivals in seconds, or a workload without requests.
     """
     _check(workload, system, num_slots=num_slots, block_size=block_size, max_model_len=max_model_len, max_num_seqs=max_num_seqs, watermark=watermark)

@@ -108,6 +108,7 @@ class PagedSimulation:
                 self._preempted.popleft()
             else:
                 self._next += 1
+                self._log.num_admitted += 1
             tables[index] = free[: -needed - 1 : -1]
             del free[-needed:]
             self._blocks_in_use += needed

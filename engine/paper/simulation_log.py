@@ -19,6 +19,8 @@ class SimulationLog:
         self.batch_sizes: list[tuple[int, int]] = []
         self.snapshot: MemorySnapshot | None = None
         self.num_preemptions = 0
+        self.num_admitted = 0
+        """Requests that ever ran."""
         self.end = 0
         """The first iteration after the last one."""
         self._num_requests = num_requests
@@ -46,12 +48,12 @@ class SimulationLog:
             self._progress(percent / 100)
 
     def maybe_snapshot(self, start: int, end: int, chunks_at: Callable[[int], list[MemoryChunk]]) -> None:
-        """Keep the state of the wanted iteration if it lies in start .. end-1; without a wish, of the one in which half of the requests have finished."""
+        """Keep the state of the wanted iteration if it lies in start .. end-1; without a wish, of the one in which half of the requests have been admitted."""
         if self.snapshot is not None or end <= start:
             return
         wanted = self._snapshot_at
         if wanted is None:
-            if 2 * self._num_finished < self._num_requests - 1:
+            if 2 * self.num_admitted < self._num_requests:
                 return
             wanted = start
         if start <= wanted < end:
