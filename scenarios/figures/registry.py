@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from scenarios.figures import overview, page_table
+from scenarios.figures import batching, kv_bytes, memory_layout, memory_waste, overview, page_table, reservation_strips
 from scenarios.figures.schema import FigureResult, Part
 
 
@@ -20,6 +20,11 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
+    "memory_layout": Kind(memory_layout.Parameters, memory_layout.compute, "where a card's memory goes, from a model's shape"),
+    "kv_bytes": Kind(kv_bytes.Parameters, kv_bytes.compute, "what one token costs in models of several shapes"),
+    "memory_waste": Kind(memory_waste.Parameters, memory_waste.compute, "what the KV memory of four systems holds on one workload"),
+    "reservation_strips": Kind(reservation_strips.Parameters, reservation_strips.compute, "requests in contiguous chunks and in blocks, slot by slot"),
     "overview": Kind(overview.Parameters, overview.compute, "who talks to whom"),
     "page_table": Kind(page_table.Parameters, page_table.compute, "an operating system's page table beside a block table"),
+    "batching": Kind(batching.Parameters, batching.compute, "request-level and iteration-level batching of the same arrivals"),
 }
