@@ -15,7 +15,7 @@ from engine.paper.config import PaperConfig
 from engine.paper.scheduler import PaperScheduler
 from engine.paper.sequence import Sequence as PaperSequence
 from engine.paper.sequence import SequenceStatus
-from engine.trace.events import Event, RequestPreempted, StepScheduled, StepStarted
+from engine.trace.events import Event, RequestPreempted, SequenceForked, StepScheduled, StepStarted
 from engine.trace.frame import BlockOwner, BlockState, Counters, RequestState, WorkerRow
 from engine.trace.recorder import Snapshot
 from engine.trace.shared_sequence import SharedSequence
@@ -49,6 +49,7 @@ class PaperCapture:
         self._waiting: tuple[str, ...] = ()
         self._swapped: tuple[str, ...] = ()
         self._rows: tuple[WorkerRow, ...] = ()
+        self._parents: dict[str, str] = {}
         self._scheduled: dict[str, int] = {}
         self._counters = Counters()
 
@@ -113,7 +114,7 @@ class PaperCapture:
             num_preemptions=sequence.num_preemptions,
             forced=tuple(sequence.forced),
             sequence_group=group.request_id if group.has_several else None,
-            parent_id=sequence.parent_id,
+            parent_id=self._parents.get(name),
             cpu_block_ids=table if swapped else (),
             cumulative_logprob=sequence.cumulative_logprob,
         )
@@ -140,10 +141,12 @@ class PaperCapture:
             )  # fmt: skip
         return states
 
-    # ------------------------------------------------------------------ totals
+    # ------------------------------------------------------------------ what events tell
     def _count(self, event: Event) -> None:
         last = self._counters
-        if isinstance(event, StepStarted):
+        if isinstance(event, SequenceForked) and event.request_id is not None:
+            self._parents[event.request_id] = event.parent_id  # a provider's prefix too, when the request is admitted
+        elif isinstance(event, StepStarted):
             self._scheduled = {}
             self._counters = Counters(token_budget_left=event.token_budget, num_preemptions=last.num_preemptions)
         elif isinstance(event, StepScheduled):

@@ -78,6 +78,7 @@ class PaperSession(SessionBase[PaperConfig]):
         while pending or actions or scheduler.has_unfinished_requests():
             if not scheduler.has_unfinished_requests():  # nothing runs: go on to what comes next
                 recorder.step = max(recorder.step, min([*(r.arrival_step for r in pending), *(a.at_step for a in actions)]) - 1)
+                scheduler.current_step = recorder.step
             while pending and pending[0].arrival_step <= recorder.step + 1:
                 self._arrive(pending.pop(0))
             while actions and actions[0].at_step <= recorder.step + 1:
@@ -167,30 +168,15 @@ class PaperSession(SessionBase[PaperConfig]):
     def _check(self, requests: tuple[PaperRequestSpec, ...], actions: tuple[ActionSpec, ...], model_name: str) -> None:
         if not any(not spec.is_prefix for spec in requests):
             raise InvalidInput("there are no requests: give the scenario at least one")
-        prefixes = {spec.request_id: spec.prompt_token_ids for spec in requests if spec.is_prefix}
-        seen: set[str] = set()
-        for spec in requests:
+        for index, spec in enumerate(requests):
             name = spec.request_id
-            if name in seen:
-                raise InvalidInput(f"request id {name} is used twice: give each request its own id")
-            seen.add(name)
-            if spec.prefix_id is not None:
-                _check_prefix(spec, prefixes)
-            self._scheduler.check_request(spec)
+            self._scheduler.check_request(spec, requests[:index] + requests[index + 1 :])
             self._runner_choice.check_token_ids(name, spec.prompt_token_ids)
             if model_name == NO_MODEL and not spec.is_prefix:
                 _check_forced(spec)
         for action in actions:
             if action.kind not in ("abort", "arrange_free_queue"):
                 raise InvalidInput(f"{action.kind} is about a prefix cache, which the paper's engine has not: leave it out")
-
-
-def _check_prefix(spec: PaperRequestSpec, prefixes: Mapping[str, tuple[int, ...]]) -> None:
-    prefix = prefixes.get(spec.prefix_id or "")
-    if prefix is None:
-        raise InvalidInput(f"request {spec.request_id} begins with the prefix {spec.prefix_id}, which nobody keeps: add it to the prefixes")
-    if spec.prompt_token_ids[: len(prefix)] != prefix or len(spec.prompt_token_ids) == len(prefix):
-        raise InvalidInput(f"request {spec.request_id}: its prompt must be the prefix {spec.prefix_id} and at least one token more")
 
 
 def _check_forced(spec: PaperRequestSpec) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import InvalidInput, PagewalkError
 from engine.models import Tokenizer, load_tokenizer, max_model_len_of
+from engine.paper_session import PaperSession
 from engine.session import Session
 from engine.session_base import NO_MODEL, InterpretedLayers, SessionBase
 from engine.trace.frame import Frame, Trace
@@ -59,8 +60,6 @@ def open_session(
     }  # fmt: skip
     actions = action_specs(scenario)
     if scenario.engine == "paper":
-        from engine.paper_session import PaperSession
-
         return PaperSession(paper_config(scenario, num_positions), paper_request_specs(scenario, tokenizer, name, num_positions), actions, **how)
     return Session(session_config(scenario, num_positions), request_specs(scenario, tokenizer, name, num_positions), actions, **how)
 
