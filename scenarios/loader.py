@@ -31,16 +31,10 @@ READING_ORDER = (
     *("parallel-sampling-v1", "beam-search-v1", "chunked-prefill"),
     *("eviction-order", "touch-rescues", "docs-prefix-caching-printed", "docs-prefix-caching"),
     *("admission-sum", "preemption", "one-victim-two-heirs", "several-victims"),
-    *("sliding-window", "window-of-2048", "window-in-chunks", "hybrid-full-and-window", "fixed-point", "docs-hybrid-printed", "docs-hybrid"),
-    *(
-        "mamba-all",
-        "mamba-align",
-        "sixteen-and-sixty-four",
-        "sixteen-and-sixty-four-align",
-        "partial-hit-copy",
-        "latent-attention",
-        "decode-context-parallelism",
-    ),
+    *("sliding-window", "window-of-2048", "window-in-chunks", "chunked-local", "outputs-window"),
+    *("hybrid-full-and-window", "fixed-point", "retention-interval", "docs-hybrid-printed", "docs-hybrid"),
+    *("mamba-all", "mamba-align", "sixteen-and-sixty-four", "sixteen-and-sixty-four-align", "partial-hit-copy"),
+    *("latent-attention", "decode-context-parallelism"),
 )
 """Scenes that build on each other; those that are not named follow behind the others of their group, by name. A name may wait for its scene."""
 
