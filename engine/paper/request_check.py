@@ -8,16 +8,36 @@ from engine.errors import InvalidInput
 from engine.paper.config import PaperConfig, PaperRequestSpec
 
 
-def num_blocks_alone(spec: PaperRequestSpec, config: PaperConfig, num_prefix_tokens: int) -> int:
-    """The most blocks that the request ever refers to at one time, a prefix's full blocks apart.
+def num_blocks_alone(spec: PaperRequestSpec, config: PaperConfig, num_prefix_tokens: int = 0) -> int:
+    """The most blocks that the request can refer to at one time, a prefix's full blocks apart: with so many it always gets to its end.
 
     All sequences share the full blocks of the prompt; in the worst case nothing else. The last token needs no slot, its key and value are never computed."""
-    num_prompt = len(spec.prompt_token_ids)
-    num_shared = num_prompt // config.block_size
-    num_tokens = num_prompt if spec.is_prefix else max_num_tokens(spec, config) - 1
-    num_sequences = 1 if num_tokens <= num_prompt else (spec.beam_width or spec.n)
-    num_own = -(-num_tokens // config.block_size) - num_shared
-    return num_shared - num_prefix_tokens // config.block_size + num_sequences * num_own
+    num_shared, num_blocks = len(spec.prompt_token_ids) // config.block_size, _num_blocks_of_one(spec, config)
+    return num_shared - num_prefix_tokens // config.block_size + _num_writers(spec, config) * (num_blocks - num_shared)
+
+
+def num_blocks_at_least(spec: PaperRequestSpec, config: PaperConfig, num_prefix_tokens: int = 0) -> int:
+    """The fewest blocks with which the request can get to its end, if no stop token ends it earlier.
+
+    Samples go apart for good, so it is what `num_blocks_alone` says. How much beams share is known only when they are chosen: at least every living beam writes
+    its last token into a block of its own; of beams that a scenario forces there may be fewer."""
+    if spec.beam_width is None:
+        return num_blocks_alone(spec, config, num_prefix_tokens)
+    num_writers = 1 if spec.forced_beams else _num_writers(spec, config)
+    return _num_blocks_of_one(spec, config) - num_prefix_tokens // config.block_size + num_writers - 1
+
+
+def _num_blocks_of_one(spec: PaperRequestSpec, config: PaperConfig) -> int:
+    """Blocks of one sequence in the iteration that gives its last token."""
+    num_tokens = len(spec.prompt_token_ids) if spec.is_prefix else max_num_tokens(spec, config) - 1
+    return -(-num_tokens // config.block_size)
+
+
+def _num_writers(spec: PaperRequestSpec, config: PaperConfig) -> int:
+    """Sequences that write outputs: one where the prompt's iteration gives the only token."""
+    if spec.is_prefix or max_num_tokens(spec, config) - 1 <= len(spec.prompt_token_ids):
+        return 1
+    return spec.beam_width or spec.n
 
 
 def max_num_tokens(spec: PaperRequestSpec, config: PaperConfig) -> int:
@@ -49,11 +69,11 @@ def check_request(spec: PaperRequestSpec, config: PaperConfig, others: Iterable[
             raise InvalidInput(f"{name} has {num_sequences} {what}, which run together, but {setting} is {getattr(config, setting)}: raise it")
     _check_forced_beams(spec, name)
     kept = sum(-(-len(other.prompt_token_ids) // config.block_size) for other in known.values() if other.is_prefix)
-    num_needed, num_usable = num_blocks_alone(spec, config, num_prefix_tokens), config.num_blocks - kept
+    num_needed, num_usable = num_blocks_at_least(spec, config, num_prefix_tokens), config.num_blocks - kept
     if num_needed > num_usable:
         beside = f" besides {kept} of kept prefixes" if kept else ""
         lower = "shorten it" if spec.is_prefix else f"lower max_tokens ({spec.max_tokens}){f' or the number of {what}' if num_sequences > 1 else ''}"
-        raise InvalidInput(f"{name} may need {num_needed} blocks at one time, but the pool has {num_usable}{beside}: {lower}, or raise num_blocks")
+        raise InvalidInput(f"{name} needs {num_needed} blocks at one time, but the pool has {num_usable}{beside}: {lower}, or raise num_blocks")
 
 
 def _check_names(spec: PaperRequestSpec, known: dict[str, PaperRequestSpec]) -> None:

@@ -65,6 +65,8 @@ class PaperMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ what happens
     def arrive(self, spec: PaperRequestSpec) -> None:
+        if not self.has_room_in_the_worst_case(spec):
+            return
         try:
             self.scheduler.add_request(spec)
         except InvalidInput:
@@ -73,6 +75,16 @@ class PaperMachine(RuleBasedStateMachine):
         self.arrived += 1
         if spec.is_prefix:
             self.prefixes.append(spec)
+
+    def has_room_in_the_worst_case(self, spec: PaperRequestSpec) -> bool:
+        """Beams that may share too little to get to their end are somebody else's test."""
+        size = self.config.block_size
+        prefixes = [*self.prefixes, spec] if spec.is_prefix else self.prefixes
+        room = self.config.num_blocks - sum(-(-len(prefix.prompt_token_ids) // size) for prefix in prefixes)
+        lengths = {prefix.request_id: len(prefix.prompt_token_ids) for prefix in self.prefixes}
+        going = [group.spec for group in self.scheduler.groups.values() if not group.is_finished]
+        beams = [other for other in [*going, spec] if other.beam_width is not None]
+        return all(num_blocks_alone(other, self.config, lengths.get(other.prefix_id or "", 0)) <= room for other in beams)
 
     def own_prompt(self, data: st.DataObject, prompt: list[int]) -> tuple[tuple[int, ...], str | None]:
         prefix = data.draw(st.sampled_from([None, *self.prefixes]))
