@@ -193,11 +193,11 @@ class PaperScheduler:
             self._refuse(group, num_wanted, self._insufficient(num_required, num_free))
             return False
         resumed = group.living[0].status is SequenceStatus.PREEMPTED
+        iteration.copies += manager.allocate(group)
         self.waiting.remove(group)
         self._insert(self.running, group)
         for sequence in group.living:
             sequence.status = SequenceStatus.RUNNING
-        iteration.copies += manager.allocate(group)
         cause = Cause(CauseKind.FCFS_HEAD, {"num_required": num_required, "num_free": num_free})
         num_computed = group.living[0].num_computed_tokens
         self._emit(RequestAdmitted(cause=cause, request_id=group.event_id, num_computed_tokens=num_computed, resumed=resumed))
