@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from engine.models import load_model
 from engine.paper.config import PaperConfig, PaperRequestSpec
 from engine.worker.kernel_settings import choose_kernel_settings
-from tests.worker.harness import TORCH, untouched_copy
+from tests.worker.harness import TORCH, dynamic_cache_generation, untouched_copy
 from tests.worker.paper_engine import PaperEngine
 
 PROMPTS = [
@@ -67,10 +67,11 @@ def test_beams_are_those_of_generate(tiny_reference: PreTrainedModel, text: str,
 @pytest.mark.parametrize("width", [2, 3, 4, 8])
 @pytest.mark.parametrize("text", PROMPTS)
 def test_beams_that_end_early_are_those_of_generate(tiny_reference: PreTrainedModel, text: str, width: int) -> None:
-    """Stop at frequent words, so that beams finish in the middle and the search is over before max_tokens."""
+    """Stop at what the model would say fourth and sixth, so that beams finish in the middle and the search may be over before max_tokens."""
     loaded = load_model("tiny")
     prompt = loaded.tokenizer.encode(text)
-    stop = tuple(sorted({END, *(loaded.tokenizer.encode(word)[-1] for word in ("a the", "a of", "a and", "a ,"))}))
+    greedy = dynamic_cache_generation(tiny_reference, prompt, 6)
+    stop = tuple(sorted({END, greedy[3], greedy[5]}))
     spec = PaperRequestSpec("A", tuple(prompt), max_tokens=16, beam_width=width, stop_token_ids=stop)
     engine = PaperEngine(loaded.model, PaperConfig(num_blocks=80, block_size=4))
     check_beams(tiny_reference, engine, spec)
