@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.models import Tokenizer
 from engine.paper.config import PaperConfig, PaperRequestSpec
-from engine.paper.request_check import num_blocks_alone
+from engine.paper.request_check import num_blocks_at_least
 from scenarios.problems import Path, ScenarioError
 from scenarios.resolve import MAX_BLOCK_STATES, MAX_FRAMES, Found, forced_token, forced_tokens, prompt_field, prompt_tokens
 from scenarios.schema import PrefixPart, RequestPart, Scenario
@@ -154,8 +154,8 @@ class _Resolver:
         return []
 
     def _pool_holds(self, part: RequestPart, path: Path, spec: PaperRequestSpec, num_prefix_tokens: int) -> Found:
-        """Whether the request fits into the pool when it is alone with the prefixes, at worst: when its sequences share no more than full blocks of the
-        prompt."""
+        """Whether the request can get to its end when it is alone with the prefixes. Samples share the full blocks of the prompt; how much beams share is
+        known only when they are chosen."""
         config = paper_config(self._scenario, self._num_positions)
         kept = sum(self._blocks(len(token_ids)) for token_ids in self._prefixes.values())
         usable = config.num_blocks - kept
@@ -165,11 +165,12 @@ class _Resolver:
             what = f"a prompt of {num_prompt_tokens} tokens needs {_count(needed)} of {config.block_size}"
             mend = f"shorten it or set num_blocks to {needed + kept} or more"
             return [((*path, prompt_field(part)), f"{what}{_besides(shared)}, but {self._pool(kept)}; {mend}")]
-        needed = num_blocks_alone(spec, config, num_prefix_tokens)
+        needed = num_blocks_at_least(spec, config, num_prefix_tokens)
         if needed <= usable:
             return []
         several = f" of each of {spec.beam_width} beams" if spec.beam_width is not None else f" of each of {spec.n} samples" if spec.n > 1 else ""
-        what = f"{num_prompt_tokens} prompt tokens and {spec.max_tokens} outputs{several} may need {_count(needed)} of {config.block_size}{_besides(shared)}"
+        number = f"{'at least ' if spec.beam_width is not None else ''}{_count(needed)} of {config.block_size}"
+        what = f"{num_prompt_tokens} prompt tokens and {spec.max_tokens} outputs{several} need {number}{_besides(shared)}"
         place = (*path, "max_tokens") if part.max_tokens is not None else path
         return [(place, f"{what}, but {self._pool(kept)}; lower max_tokens or set num_blocks to {needed + kept} or more")]
 
