@@ -22,7 +22,8 @@ header[data-testid="stHeader"] { display: none; }
 .st-key-figure-nav { width: auto !important; align-items: center; justify-content: flex-end; gap: 6px !important; }
 .st-key-figure-nav a { min-height: 30px !important; height: 30px; padding: 2px 10px !important; border-radius: 8px; margin: 0; background: none !important;
   border: 1px solid color-mix(in srgb, currentColor 22%, transparent); }
-.st-key-figure-nav p { font-size: 13px !important; font-weight: 500; }
+.st-key-figure-nav p { font-size: 13px !important; font-weight: 500; max-width: 140px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.told p { margin: 0; font-size: 13.5px; line-height: 19px; }
 .figure-side { font-size: 14px; line-height: 19.5px; }
 .figure-side ol { margin: 0; padding-left: 19px; } .figure-side li { margin-bottom: 7px; padding: 0; font-size: 14px; }
 .figure-side h2 { font-size: 13px; font-weight: 650; margin: 10px 0 4px; padding: 0; opacity: .75; }
@@ -87,7 +88,7 @@ def _neighbours(scene: FigureScene) -> tuple[SceneInfo | None, SceneInfo | None]
 
 
 def _short(info: SceneInfo) -> str:
-    return info.title.split(":")[0] if info.title.startswith("Figure") else info.id.replace("-", " ").capitalize()
+    return info.title.split(":")[0]
 
 
 def _side(scene: FigureScene, result: FigureResult) -> str:
