@@ -71,7 +71,7 @@ def check_request(spec: PaperRequestSpec, config: PaperConfig, others: Iterable[
     kept = sum(-(-len(other.prompt_token_ids) // config.block_size) for other in known.values() if other.is_prefix)
     num_needed, num_usable = num_blocks_at_least(spec, config, num_prefix_tokens), config.num_blocks - kept
     if num_needed > num_usable:
-        beside = f" besides {kept} of kept prefixes" if kept else ""
+        beside = f" besides the {kept} of kept prefixes" if kept else ""
         lower = "shorten it" if spec.is_prefix else f"lower max_tokens ({spec.max_tokens}){f' or the number of {what}' if num_sequences > 1 else ''}"
         raise InvalidInput(f"{name} needs {num_needed} blocks at one time, but the pool has {num_usable}{beside}: {lower}, or raise num_blocks")
 
