@@ -33,8 +33,8 @@ def test_one_request_by_hand() -> None:
 
 
 def test_preemption_by_hand() -> None:
-    """Block size 1, 6 blocks. A (2 in, 3 out) and B (1 in, 3 out) start with 3 + 2. Iteration 2 gives A the last block; for B there is none: B is its own latest
-    victim and waits, with 1 token generated, till A is done after iteration 3. It comes back with 1 + 1 tokens and one more, iterations 4 and 5."""
+    """Block size 1, 6 blocks. A (2 in, 3 out) and B (1 in, 3 out) start with 3 + 2. Iteration 2 gives A the last block; for B there is none: B is its own
+    latest victim and waits, with 1 token generated, till A is done after iteration 3. It comes back with 1 + 1 tokens and one more, iterations 4 and 5."""
     result = simulate(workload((2, 3), (1, 3)), "paged", num_slots=6, block_size=1, watermark=0.0)
     assert result.num_preemptions == 1
     assert result.batch_sizes == [(0, 2), (1, 1), (5, 0)]
@@ -82,8 +82,8 @@ def test_lengths_like_sharegpt_give_the_batches_of_figure_13(sharegpt: dict[Syst
 
 @pytest.mark.parametrize("name", ["sharegpt-like", "alpaca-like", "azure-conversation", "azure-code"])
 def test_order_of_the_systems(name: str) -> None:
-    """On every named workload whose requests a model of 2,048 positions takes, knowing more about the output, and then reserving nothing, stores more tokens and
-    serves more at once, in fewer iterations. (No law: a chunk rounded badly can undo what a shorter reservation won.)"""
+    """On every named workload whose requests a model of 2,048 positions takes, knowing more about the output, and then reserving nothing, stores more tokens
+    and serves more at once, in fewer iterations. (No law: a chunk rounded badly can undo what a shorter reservation won.)"""
     loaded = at_once(load_workload(name))
     results = compare(Workload(loaded.name, loaded.source, loaded.requests[:NUM_REQUESTS]), num_slots=PAPER_NUM_SLOTS)
     states = [results[system].shares_while_waiting.token_states for system in SYSTEMS]
