@@ -195,9 +195,8 @@ def main() -> None:
     run(model, "paged", lengths[:10])
     for system in SYSTEMS:
         measurements[system] = run(model, system, lengths)
-    print(
-        f"{'system':14} {'mean batch':>10} {'largest':>8} {'iterations':>10} {'preempted':>9} {'seconds':>8} {'tokens/s':>9} {'vLLM gains':>10} {'same tokens':>11}"
-    )
+    columns = f"{'mean batch':>10} {'largest':>8} {'iterations':>10} {'preempted':>9} {'seconds':>8} {'tokens/s':>9} {'vLLM gains':>10}"
+    print(f"{'system':14} {columns} {'same tokens':>11}")
     paged = measurements["paged"]
     for system, measured in measurements.items():
         sizes = measured.batch_sizes
@@ -207,10 +206,8 @@ def main() -> None:
             f" {num_outputs / measured.seconds:9.0f} {measured.seconds / paged.seconds:9.2f}x {same:11.0%}"
         )
     low, high = THROUGHPUT_GAIN
-    print(
-        f"\nThe paper reports {low.value:.0f} to {high.value:.0f} times the throughput of FasterTransformer and Orca ({low.source}; OPT and LLaMA on A100s, real arrivals,"
-    )
-    print("at equal latency). That is the paper's number, not ours: a CPU gains less from a larger batch than a GPU that waits for its memory.")
+    print(f"\nThe paper reports {low.value:.0f} to {high.value:.0f} times the throughput of FasterTransformer and Orca")
+    print(f"at equal latency ({low.source}, OPT and LLaMA on A100s). That is the paper's number, not ours: a CPU gains less from a larger batch than a GPU.")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +74,7 @@ def test_places_are_never_taken_twice(requests: list[tuple[float, int]], places:
     assert busy == schedule.num_iterations
     for row in rows:
         assert [row.arrival if not row.segments else row.segments[0].start, row.segments[-1].end] == [row.arrival, row.returned]
-        assert all(a.end == b.start for a, b in zip(row.segments, row.segments[1:], strict=False))
+        assert all(a.end == b.start for a, b in pairwise(row.segments))
 
 
 @pytest.mark.parametrize(
