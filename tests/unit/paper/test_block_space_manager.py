@@ -106,6 +106,15 @@ def test_all_but_the_last_writer_copy() -> None:
     assert ref_counts(manager, group.living[0]) == [3, 1]
 
 
+def test_a_writer_that_is_not_alone_with_the_block_copies_even_if_it_is_the_only_writer() -> None:
+    manager = BlockSpaceManager(4, 8)
+    group = running(manager, 7, n=3)
+    assert manager.num_blocks_to_append(group.living[:1]) == 1
+    assert manager.num_blocks_to_append(group.living[:2]) == 2
+    assert manager.append_slot(group.living[0]) == (1, 2)
+    assert manager.num_blocks_to_append(group.living[1:]) == 1
+
+
 def test_at_a_full_block_each_sequence_takes_a_new_one_and_nothing_is_copied() -> None:
     manager = BlockSpaceManager(4, 8)
     group = running(manager, 8, n=2)
