@@ -96,6 +96,12 @@ def test_every_note_has_its_event(scene: str) -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES)
+def test_every_correction_has_its_event(scene: str) -> None:
+    result = run_on_tiny(scene)
+    assert [selector_text(c.at) for c in result.scenario.corrections if select(c.at, result.trace.frames) is None] == []
+
+
+@pytest.mark.parametrize("scene", SCENES)
 def test_scene_is_complete(scene: str) -> None:
     made = load_scenario(scene)
     assert made.group in GROUPS
@@ -116,7 +122,7 @@ def test_ids_are_unique_over_the_groups() -> None:
 
 def test_the_list_is_what_a_gallery_needs() -> None:
     scenes = list_scenarios()
-    assert [s.id for s in scenes if s.group == "paper"][:2] == ["figure-6", "figure-7"]
+    assert [s.id for s in scenes if s.group == "paper"][:10] == [f"figure-{number}" for number in range(1, 11)]
     assert all(s.title and s.goal and s.source for s in scenes)
     assert [GROUPS.index(s.group) for s in scenes] == sorted(GROUPS.index(s.group) for s in scenes)
 
@@ -200,10 +206,10 @@ print(sorted({"torch", "streamlit", "transformers", "triton"} & set(sys.modules)
 
 def test_planning_ahead_changes_no_word() -> None:
     """R7.7: with two batches in flight the model computes the same tokens, in one step of planning more."""
-    data = load_scenario("figure-7").plain() | {"notes": [], "expect": []}
+    data = load_scenario("figure-7-v1").plain() | {"notes": [], "expect": []}
     data["config"] = data["config"] | {"async_scheduling": True}
     trace = run(scenario_from_data(data), interpreted_layers=()).trace
     assert trace.complete
     assert {r.request_id: r.token_ids for r in trace.frames[-1].requests} == {
-        r.request_id: r.token_ids for r in run_on_tiny("figure-7").trace.frames[-1].requests
+        r.request_id: r.token_ids for r in run_on_tiny("figure-7-v1").trace.frames[-1].requests
     }
