@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.session import RequestSpec, Session, SessionConfig
 from engine.trace.events import Event, kind_of
-from scenarios import open_session
+from scenarios import load_scenario, open_session
 from scenarios.loader import library_files
 from tests.property.driven_scheduler import DrivenScheduler
 from tests.property.fold import fold
@@ -61,7 +61,10 @@ def follow_session(session: Session) -> Follower:
     return follower
 
 
-@pytest.mark.parametrize("scene", sorted(library_files()))
+V1_SCENES = [scene for scene in sorted(library_files()) if load_scenario(scene).engine == "v1"]
+
+
+@pytest.mark.parametrize("scene", V1_SCENES)
 def test_every_scene(scene: str) -> None:
     follower = follow_session(open_session(scene))
     assert {"request_added", "request_admitted", "step_scheduled", "blocks_allocated", "request_finished", "blocks_freed"} <= follower.kinds
