@@ -80,11 +80,11 @@ def main() -> int:
     with running_app() as address, chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 720})
         page.add_init_script(f"({WATCH})()")
-        growth(page, address, "figure-7")  # loads the model; afterwards each choice of layer is a run of its own
+        growth(page, address, "figure-7-v1")  # loads the model; afterwards each choice of layer is a run of its own
         page.wait_for_timeout(2000)
         live = [ms for layer in range(4) for ms in growth(page, address, f"same-prompt-twice&layers={layer}")]
         row("a live engine step with tiny, end to end", live, "under 150 ms")
-        for scene in ("figure-6", "same-prompt-twice"):
+        for scene in ("figure-6-prepared", "same-prompt-twice"):
             page.goto(f"{address}/?scene={scene}&step=0")
             page.locator(READY).wait_for()
             page.wait_for_function(

@@ -17,7 +17,7 @@ NewPage = Callable[..., Page]
 
 def test_figure_6_fills_blocks_7_1_and_3_and_gives_them_back(new_page: NewPage, app_address: str) -> None:
     page = new_page()
-    open_scene(page, app_address, "scene=figure-6")
+    open_scene(page, app_address, "scene=figure-6-prepared")
     go_to(page, "A takes blocks 7 and 1.")
     assert table(page) == [("0", "7", "0 of 4"), ("1", "1", "0 of 4")]
     assert free_queue(page) == [3, 2, 4, 5, 6, 8]
@@ -35,7 +35,7 @@ def test_figure_6_fills_blocks_7_1_and_3_and_gives_them_back(new_page: NewPage, 
 
 def test_back_is_the_way_forward_reversed(new_page: NewPage, app_address: str) -> None:
     page = new_page()
-    open_scene(page, app_address, "scene=figure-6")
+    open_scene(page, app_address, "scene=figure-6-prepared")
     page.keyboard.press("Home")
 
     script = "e => e.innerText + [...e.querySelectorAll('svg[aria-label]')].map(s => s.getAttribute('aria-label') + s.textContent)"
@@ -57,7 +57,7 @@ def test_back_is_the_way_forward_reversed(new_page: NewPage, app_address: str) -
 def test_recorded_frames_step_and_play_without_the_server(new_page: NewPage) -> None:
     page = new_page(alone=True)
     with running_app() as address:
-        open_scene(page, address, "scene=figure-6")
+        open_scene(page, address, "scene=figure-6-prepared")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -76,7 +76,7 @@ def test_recorded_frames_step_and_play_without_the_server(new_page: NewPage) -> 
 
 def test_three_step_sizes_lead_to_the_ends_of_operations_and_engine_steps(new_page: NewPage, app_address: str) -> None:
     page = new_page()
-    open_scene(page, app_address, "scene=figure-6")
+    open_scene(page, app_address, "scene=figure-6-prepared")
     page.keyboard.press("Home")
     page.keyboard.press("3")
     steps = []
@@ -95,12 +95,12 @@ def test_three_step_sizes_lead_to_the_ends_of_operations_and_engine_steps(new_pa
 
 def test_the_address_carries_scene_step_and_model(new_page: NewPage, app_address: str) -> None:
     page = new_page()
-    open_scene(page, app_address, "scene=figure-6&model=tiny&step=12")
+    open_scene(page, app_address, "scene=figure-6-prepared&model=tiny&step=12")
     assert position(page) == 12
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.wait_for_url(re.compile("step=15"))
-    assert "scene=figure-6" in page.url
+    assert "scene=figure-6-prepared" in page.url
     assert "model=tiny" in page.url
     said = page.locator(".say b").inner_text()
     other = new_page()
@@ -112,7 +112,7 @@ def test_the_address_carries_scene_step_and_model(new_page: NewPage, app_address
 
 def test_a_click_on_the_scrubber_and_on_an_event_seeks(new_page: NewPage, app_address: str) -> None:
     page = new_page()
-    open_scene(page, app_address, "scene=figure-6")
+    open_scene(page, app_address, "scene=figure-6-prepared")
     box = page.locator(".track").bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 16)
@@ -124,7 +124,7 @@ def test_a_click_on_the_scrubber_and_on_an_event_seeks(new_page: NewPage, app_ad
 
 def test_a_block_under_the_mouse_lights_up_everywhere(new_page: NewPage, app_address: str) -> None:
     page = new_page()
-    open_scene(page, app_address, "scene=figure-6")
+    open_scene(page, app_address, "scene=figure-6-prepared")
     go_to(page, "A takes block 3.")
     page.locator('.cell[data-block="7"]').hover()
     for place in (".cell", ".table .row", ".chain-node"):
@@ -136,7 +136,7 @@ def test_a_block_under_the_mouse_lights_up_everywhere(new_page: NewPage, app_add
 
 def test_keys_typed_into_a_field_do_not_step(new_page: NewPage, app_address: str) -> None:
     page = new_page()
-    open_scene(page, app_address, "scene=figure-6")
+    open_scene(page, app_address, "scene=figure-6-prepared")
     page.keyboard.press("End")
     page.get_by_text("Model: tiny").click()
     field = page.get_by_role("combobox").first
@@ -162,7 +162,7 @@ WALK = """async (stage, steps) => {
 
 
 @pytest.mark.parametrize(
-    ("scene", "width", "height"), [("figure-6", 1280, 720), ("same-prompt-twice", 1280, 720), ("same-prompt-twice", 1024, 768), ("figure-7", 1920, 1080)]
+    ("scene", "width", "height"), [("figure-6-prepared", 1280, 720), ("same-prompt-twice", 1280, 720), ("same-prompt-twice", 1024, 768), ("figure-7-v1", 1920, 1080)]
 )
 def test_nothing_scrolls_and_no_panel_moves_between_frames(new_page: NewPage, app_address: str, scene: str, width: int, height: int) -> None:
     page = new_page(width, height)
@@ -174,14 +174,14 @@ def test_nothing_scrolls_and_no_panel_moves_between_frames(new_page: NewPage, ap
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_stage_follows_the_theme(new_page: NewPage, app_address: str, scheme: str) -> None:
     page = new_page(color_scheme=scheme)
-    open_scene(page, app_address, "scene=figure-6")
+    open_scene(page, app_address, "scene=figure-6-prepared")
     expect(page.locator(".stage")).to_have_attribute("data-theme", scheme)
 
 
 def test_without_motion_nothing_glides(new_page: NewPage, app_address: str) -> None:
     still, moving = new_page(reduced_motion="reduce"), new_page()
     for page in (still, moving):
-        open_scene(page, app_address, "scene=figure-6")
+        open_scene(page, app_address, "scene=figure-6-prepared")
     duration = "e => getComputedStyle(e).transitionDuration"
     assert still.locator(".node").first.evaluate(duration) == "0s"
     assert moving.locator(".node").first.evaluate(duration) != "0s"

@@ -122,7 +122,7 @@ def test_ids_are_unique_over_the_groups() -> None:
 
 def test_the_list_is_what_a_gallery_needs() -> None:
     scenes = list_scenarios()
-    assert [s.id for s in scenes if s.group == "paper"][:10] == [f"figure-{number}" for number in range(1, 11)]
+    assert [s.id for s in scenes if s.group == "paper"][:6] == [f"figure-{number}" for number in range(5, 11)]
     assert all(s.title and s.goal and s.source for s in scenes)
     assert [GROUPS.index(s.group) for s in scenes] == sorted(GROUPS.index(s.group) for s in scenes)
 
