@@ -41,8 +41,8 @@ def test_each_bar_of_figure_2_is_as_long_as_its_value_and_carries_it() -> None:
     figure = memory_bars(FIGURE_2)
     drawn = {trace.name: dict(zip(trace.y[0], zip(trace.x, trace.text, strict=True), strict=True)) for trace in bars(figure)}
     assert drawn["token states"] == {"Orca (Max)": (20.4, "20.4"), "Orca (Pow2)": (26.8, "26.8?"), "Orca (Oracle)": (38.2, "38.2"), "vLLM": (96.3, "96.3")}
-    assert drawn["never used (internal fragmentation)"]["Orca (Max)"] == (57.3, "57.3")
-    assert drawn["free (external fragmentation and other)"]["Orca (Max)"] == (8.9, "8.9?")
+    assert drawn["never used"]["Orca (Max)"] == (57.3, "57.3")
+    assert drawn["external"]["Orca (Max)"] == (8.9, "8.9?")
     for system in ("Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "vLLM"):
         assert sum(values[system][0] for values in drawn.values()) == pytest.approx(100, abs=0.11)
 
@@ -50,7 +50,7 @@ def test_each_bar_of_figure_2_is_as_long_as_its_value_and_carries_it() -> None:
 def test_a_part_too_narrow_for_its_number_has_it_behind_the_bar() -> None:
     figure = memory_bars([MemoryShares("vLLM", "here", 97.0, 0.0, 2.0, 1.0)])
     assert [trace.text for trace in bars(figure)] == [("97.0",), ("",), ("",)]
-    assert figure.layout.annotations[0].text == "2.0 never used<br>1.0 free"
+    assert figure.layout.annotations[0].text == "2.0 never used<br>1.0 external"
     assert tuple(figure.layout.annotations[0].y) == ("vLLM", "here")
 
 
@@ -64,7 +64,7 @@ def test_kinds_of_slots_differ_in_pattern_and_not_in_colour_alone() -> None:
 def test_the_slots_of_figure_3_are_drawn_to_scale() -> None:
     figure = slot_strip(FIGURE_3, 2660, 2660)
     slots = {trace.name: sum(trace.x) for trace in bars(figure)}
-    assert slots == {"token states": 12, "reserved for tokens still to come": 3, "never used": 2545, "free": 100}
+    assert slots == {"token states": 12, "reserved": 3, "never used": 2545, "free": 100}
     hovers = [tuple(data) for trace in bars(figure) for data in trace.customdata]
     assert (10, 2047, 2038, ", request A") in hovers
     assert (2048, 2147, 100, "") in hovers
@@ -104,7 +104,7 @@ def test_systems_over_time_differ_in_dash_and_marker_and_tell_their_mean() -> No
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     marks = [trace for trace in figure.data if trace.mode == "markers"]
     assert [trace.name for trace in lines] == [
-        "Max: 2.0 on average", "Pow2: 3.0 on average", "Oracle: 4.0 on average", "vLLM: 8.5 on average",
+        "Max, mean 2.0", "Pow2, mean 3.0", "Oracle, mean 4.0", "vLLM, mean 8.5",
     ]  # fmt: skip
     assert len({trace.line.dash for trace in lines}) == len({trace.marker.symbol for trace in marks}) == 4
 
@@ -123,10 +123,10 @@ def test_savings_stand_beside_the_papers_and_unconfirmed_ones_are_marked() -> No
         [Saving("parallel sampling", "4 outputs", 7.5, 5.0, 9.0, 8.0, 8.53, unconfirmed=True), Saving("beam search", "width 4", None, paper=53.13)]
     )
     by_name = {trace.name.split()[0]: trace for trace in figure.data}
-    assert by_name["measured"].text == ("7.5", "")
+    assert by_name["counted"].text == ("7.5", "")
     assert by_name["paper"].text == ("8.5?", "53.1")
-    assert by_name["measured"].error_y.array[0] == pytest.approx(1.5)
-    assert by_name["measured"].error_y.arrayminus[0] == pytest.approx(2.5)
+    assert by_name["counted"].customdata[0] == "5.0 to 9.0 % from request to request"
+    assert sharing_rows([Saving("beam search", "width 2", 5.0, 1.0, 7.0)])[0]["highest_percent"] == 7.0
 
 
 def test_every_chart_has_its_data_as_rows_for_a_table() -> None:

@@ -29,7 +29,7 @@ def batch_over_time(lines: Sequence[BatchLine], height: int = 400) -> go.Figure:
         points = thinned(line.changes)
         every = max(1, len(points) // MARKS)
         for part, settings in (
-            (points, {"mode": "lines", "line": {"color": look.colour, "dash": look.dash, "width": 2.2}, "name": f"{line.system}: {line.mean:.1f} on average"}),
+            (points, {"mode": "lines", "line": {"color": look.colour, "dash": look.dash, "width": 2.2}, "name": f"{line.system}, mean {line.mean:.1f}"}),
             (points[every // 2 :: every], {"mode": "markers", "marker": {"color": look.colour, "symbol": look.marker, "size": 8}, "showlegend": False}),
         ):
             figure.add_scatter(

@@ -39,7 +39,7 @@ def block_size_sweep(waste: Sequence[WasteAtBlockSize], costs: Sequence[CostAtBl
         text=[f"<b>{w.percent:.1f}</b>" if w.block_size == chosen else f"{w.percent:.1f}" for w in waste],
         textposition="outside",
         cliponaxis=False,
-        name="slots of allocated blocks that stay empty, computed",
+        name="empty slots, computed",
         hovertemplate="block size %{x}: %{y:.2f} % of the allocated slots stay empty<extra></extra>",
         row=1,
         col=1,

@@ -63,7 +63,9 @@ def memory_bars(bars: Sequence[MemoryShares], height: int = 400) -> go.Figure:
             hovertemplate=f"%{{customdata}} % {kind.words}<extra></extra>",
         )
     for bar in bars:
-        behind = [f"{_text(bar, name)} {_short(kind)}" for name, kind in FIELDS if 0.05 <= (getattr(bar, name) or 0.0) < NARROW]
+        if not any(getattr(bar, name) for name, _ in FIELDS):
+            figure.add_annotation(x=0, y=[bar.system, bar.source], text="serves none of these requests", showarrow=False, xanchor="left", xshift=6)
+        behind = [f"{_text(bar, name)} {kind.words}" for name, kind in FIELDS if 0.05 <= (getattr(bar, name) or 0.0) < NARROW]
         if behind:
             figure.add_annotation(
                 x=100, y=[bar.system, bar.source], text="<br>".join(behind), showarrow=False, xanchor="left", align="left", xshift=4, font={"size": 11}
@@ -88,7 +90,3 @@ def memory_bar_rows(bars: Sequence[MemoryShares]) -> list[dict[str, object]]:
 
 def _text(bar: MemoryShares, name: str) -> str:
     return f"{getattr(bar, name) or 0.0:.1f}{'?' if name in bar.unconfirmed else ''}"
-
-
-def _short(kind: Kind) -> str:
-    return {RESERVED.words: "reserved", NEVER_USED.words: "never used", FREE.words: "free", REST.words: "rest"}.get(kind.words, kind.words)

@@ -24,10 +24,10 @@ class Kind:
 
 
 USED = Kind("token states", "#0072b2", "", "#ffffff")
-RESERVED = Kind("reserved for tokens still to come", "#f0c35a", "/")
-NEVER_USED = Kind("never used (internal fragmentation)", "#d98cb3", "x")
-FREE = Kind("free (external fragmentation and other)", "#d3dae3", ".")
-REST = Kind("the rest, which the paper does not split", "#e8ecf1", "+")
+RESERVED = Kind("reserved", "#f0c35a", "/")
+NEVER_USED = Kind("never used", "#d98cb3", "x")
+FREE = Kind("external", "#d3dae3", ".")
+REST = Kind("not split", "#e8ecf1", "+")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,17 @@ def finish(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
         "height": height,
         "margin": {"l": 8, "r": 12, "t": 34, "b": 8},
         "font": {"size": 13},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal", "itemsizing": "constant"},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "bottom",
+            "entrywidth": 0,
+            "entrywidthmode": "pixels",
+            "traceorder": "normal",
+            "itemsizing": "constant",
+        },
         "hoverlabel": {"font": {"size": 13}},
         "dragmode": False,
     }

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from views.figures.memory_style import NEVER_USED, RESERVED, USED, Kind, bar_marker, finish
 
-MEASURED = Kind("measured here, on real runs of the small model", USED.fill, "", USED.ink)
-ARITHMETIC = Kind("arithmetic on the chosen workload", RESERVED.fill, RESERVED.pattern)
+MEASURED = Kind("counted here, small model", USED.fill, "", USED.ink)
+ARITHMETIC = Kind("arithmetic, chosen requests", RESERVED.fill, RESERVED.pattern)
 PAPER = Kind("paper (OPT-13B, Alpaca)", NEVER_USED.fill, NEVER_USED.pattern)
 
 
@@ -32,7 +32,7 @@ class Saving:
 
 
 def sharing_saved(savings: Sequence[Saving], height: int = 400) -> go.Figure:
-    """Bars side by side, values above them; a whisker from the lowest to the highest request measured; `?` marks what no source confirms."""
+    """Bars side by side, values above them; `?` marks what no source confirms."""
     figure = go.Figure()
     places = [[s.group for s in savings], [s.setting for s in savings]]
     for kind, name in ((MEASURED, "measured"), (ARITHMETIC, "arithmetic"), (PAPER, "paper")):
@@ -40,28 +40,23 @@ def sharing_saved(savings: Sequence[Saving], height: int = 400) -> go.Figure:
         if all(value is None for value in values):
             continue
         marks = ["?" if name == "paper" and s.unconfirmed else "" for s in savings]
-        spread = {}
-        if name == "measured":
-            above = [(s.highest - s.measured) if s.measured is not None and s.highest is not None else 0 for s in savings]
-            below = [(s.measured - s.lowest) if s.measured is not None and s.lowest is not None else 0 for s in savings]
-            spread = {"error_y": {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.4, "width": 5}}
         figure.add_bar(
             x=places,
             y=values,
             name=kind.words,
             marker=bar_marker(kind),
             text=["" if value is None else f"{value:.1f}{mark}" for value, mark in zip(values, marks, strict=True)],
-            textposition="inside" if name == "measured" else "outside",
-            insidetextanchor="end" if name != "measured" else "start",
+            textposition="outside",
             textangle=0,
             constraintext="none",
-            insidetextfont={"color": kind.ink},
             cliponaxis=False,
-            hovertemplate=f"%{{x}}: %{{y:.2f}} % saved, {kind.words}<extra></extra>",
-            **spread,
+            customdata=[_spread(s) if name == "measured" else "" for s in savings],
+            hovertemplate=f"%{{x}}: %{{y:.2f}} % saved, {kind.words}<br>%{{customdata}}<extra></extra>",
         )
     figure.update_xaxes(fixedrange=True)
-    figure.update_yaxes(title="blocks saved, %", range=[0, 100], fixedrange=True)
+    values = [value for s in savings for value in (s.measured, s.arithmetic, s.paper) if value is not None]
+    top = min(100.0, 1.12 * max(values, default=100.0))
+    figure.update_yaxes(title="blocks saved, %", range=[0, top], fixedrange=True)
     return finish(figure, height, barmode="group", bargap=0.22)
 
 
@@ -80,6 +75,12 @@ def sharing_rows(savings: Sequence[Saving]) -> list[dict[str, object]]:
         }
         for s in savings
     ]
+
+
+def _spread(saving: Saving) -> str:
+    if saving.lowest is None or saving.highest is None:
+        return ""
+    return f"{saving.lowest:.1f} to {saving.highest:.1f} % from request to request"
 
 
 def _cell(value: float | None) -> object:

@@ -14,8 +14,8 @@ SlotKind = Literal["used", "reserved", "never used", "rounding", "free"]
 KINDS: dict[SlotKind, Kind] = {
     "used": USED,
     "reserved": RESERVED,
-    "never used": Kind("never used", NEVER_USED.fill, NEVER_USED.pattern),
-    "rounding": Kind("beyond the reservation: the allocator rounds up", "#a9b4c2", "\\"),
+    "never used": NEVER_USED,
+    "rounding": Kind("rounded up", "#a9b4c2", "\\"),
     "free": Kind("free", FREE.fill, FREE.pattern),
 }
 

@@ -61,13 +61,17 @@ header[data-testid="stHeader"] { display: none; }
   min-height: 30px; padding: 2px 10px; }
 .st-key-memory-controls label p, .st-key-memory-controls [data-testid="stPopover"] p { font-size: 13px; }
 .st-key-memory-controls [data-testid="stPopover"] { margin-top: 27px; }
-.st-key-memory-status { min-height: 46px; justify-content: center; gap: 0; }
-.st-key-memory-status [data-testid="stCaptionContainer"] p { line-height: 19px; margin: 0; }
+.st-key-memory-status { height: 58px; min-height: 58px; flex: none !important; overflow: hidden auto; justify-content: center; gap: 0; }
+.st-key-memory-status [data-testid="stCaptionContainer"] p { font-size: 13px; line-height: 18px; margin: 0; }
 .st-key-memory-status [data-testid="stAlertContainer"] { padding: 8px 12px; min-height: 0; }
 .stMainBlockContainer [data-testid="stTabs"] [role="tabpanel"] { padding-top: 8px; }
-[data-testid="stTabs"] [data-testid="stMarkdownContainer"] :is(p, li, td, th) { font-size: 14px; line-height: 20px; }
+[data-testid="stTabs"] [data-testid="stMarkdownContainer"] :is(p, li, td, th) { font-size: 13.5px; line-height: 18.5px; }
+[data-testid="stTabs"] [data-testid="stMarkdownContainer"] ul { padding-left: 16px; margin: 0; }
+[data-testid="stTabs"] [data-testid="stMarkdownContainer"] :is(td, th) { padding: 3px 8px; }
+[data-testid="stTabs"] [data-testid="stCaptionContainer"] p { font-size: 13px; line-height: 18px; }
 [data-testid="stTabs"] [data-testid="stMarkdownContainer"] li { margin: 0 0 3px; padding: 0; }
 [data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
+@media (max-width: 1150px) { .st-key-memory-status { height: 76px; min-height: 76px; } }
 </style>"""
 
 
@@ -85,9 +89,12 @@ def memory(page: StreamlitPage) -> None:
         places = st.columns([2.5, 1.25, 1.35, 1.35, 1, 1.2], gap="small")
         settings, bad_file = _choose(places, wanted, status)
     message = bad_file or problem
+    about = _described(whole_workload(settings), settings)
+    status.caption(about)
     tell = _teller(status)
     part = st.query_params.get("part", "")
-    tabs = st.tabs(list(PARTS), key="memory-part", on_change="rerun", default=part if part in PARTS else None)
+    state.begin({"memory-part": part if part in PARTS else next(iter(PARTS))})
+    tabs = st.tabs(list(PARTS), key="memory-part", on_change="rerun")
     shown = next((name for name, tab in zip(PARTS, tabs, strict=True) if tab.open), next(iter(PARTS)))
     to_address(settings, shown, next(iter(PARTS)))
     with tabs[list(PARTS).index(shown)]:
@@ -99,7 +106,7 @@ def memory(page: StreamlitPage) -> None:
         if message:
             st.error(sentence(message), icon=":material/error:")
         else:
-            st.caption(_described(whole_workload(settings), settings))
+            st.caption(about)
 
 
 def _choose(places: list[DeltaGenerator], wanted: Settings, status: DeltaGenerator) -> tuple[Settings, str | None]:

@@ -12,7 +12,7 @@ from views.figures.batch_over_time import BatchLine, batch_over_time, batch_rows
 from views.screens.charts import show_chart
 from views.screens.memory_settings import MAX_NUM_SEQS, Settings, compared
 
-HEIGHT = 440
+HEIGHT = 484
 PAPER_SET = {"sharegpt-like": "sharegpt", "alpaca-like": "alpaca"}
 PAPER_NAMES = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 

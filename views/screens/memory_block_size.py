@@ -14,39 +14,41 @@ from views.figures.block_size_sweep import CostAtBlockSize, WasteAtBlockSize, bl
 from views.screens.charts import show_chart
 from views.screens.memory_settings import BLOCK_SIZES, Settings, requests_of, simulated
 
-HEIGHT = 440
+HEIGHT = 484
 BATCH = 8
 LONGEST_MEASURED = 1024
-BACKENDS = {"torch": "torch reference", "interpret": "Triton kernels in the interpreter"}
+MAX_REQUESTS = 2_000
+"""More change nothing that can be seen, and nine simulations of them would take their time."""
+BACKENDS = {"torch": "torch reference", "interpret": "Triton, interpreted"}
 
 
 def block_size_part(settings: Settings, tell: Progress) -> None:
     """Waste and cost over block sizes. Raises InvalidInput for settings that cannot be."""
     chart, words = st.columns([2.4, 1], gap="medium")
     with words:
-        backend = st.radio("Kernels to measure", list(BACKENDS), format_func=BACKENDS.__getitem__, key="memory-backend")
+        backend = st.radio("Kernels to measure", list(BACKENDS), format_func=BACKENDS.__getitem__, key="memory-backend", horizontal=True)
         pressed = st.button("Measure the kernels on this machine", key="memory-measure", type="primary")
         lengths = sample_lengths(settings)
         key = ("kernel cost", backend, lengths)
         costs = state.remembered(key, lambda: _measure(backend, lengths, tell)) if pressed or state.is_remembered(key) else []
         st.caption(_described(backend, lengths, bool(costs)))
-        with st.container(height=HEIGHT - 160, border=False):
-            st.markdown(TEXT.format(**BLOCK_SIZE_NOTES))
+        with st.container(height=HEIGHT - 218, border=False):
+            st.markdown(TEXT.format(**BLOCK_SIZE_NOTES, requests=_first_ones(settings)))
     with chart, st.container(height=HEIGHT + 8, border=False):
-        waste = waste_of(settings, tell)
+        waste = waste_of(replace(settings, num_requests=min(settings.num_requests, MAX_REQUESTS)), tell)
         figure = block_size_sweep(waste, costs, settings.block_size, HEIGHT)
         alt = ", ".join(f"{w.block_size}: {w.percent:.1f} %" for w in waste)
         show_chart(figure, block_size_rows(waste, costs), "memory-block-size", alt=f"Slots of allocated blocks that stay empty, by block size: {alt}.")
 
 
 TEXT = """#### What the charts say
-A block's empty slots lie behind a request's last token: half a block on average, so larger blocks waste more, and short requests most.
+A block's empty slots lie behind a request's last token, half a block on average: larger blocks waste more, most of all with short requests. {requests}
 
 #### What differs from the paper's set-up
-- {sharegpt} {alpaca} {default} These measured the latency of a whole serving system on a GPU.
-- Its kernel goes through the cache block by block, and small blocks starve it. A GPU's curve therefore differs from this one.
-- Ours reads a tile of tokens at once and looks up the block of each, so that its time hardly depends on the block size. The copy of one block, \
-which copy-on-write makes, grows with it."""
+- {sharegpt} {alpaca} {default} That was the latency of a whole serving system.
+- Its GPU kernel goes through the cache block by block, which small blocks make slow. A GPU's curve differs from this one.
+- Ours reads a tile of tokens at once and looks up the block of each: its time hardly depends on the block size. Copying one block, \
+as copy-on-write does, takes longer the larger it is."""
 
 
 def waste_of(settings: Settings, tell: Progress) -> list[WasteAtBlockSize]:
@@ -69,6 +71,10 @@ def sample_lengths(settings: Settings) -> tuple[int, ...]:
     return tuple(round(q) for q in statistics.quantiles(lengths, n=2 * BATCH)[::2])
 
 
+def _first_ones(settings: Settings) -> str:
+    return f"Computed on the first {MAX_REQUESTS:,} requests." if settings.num_requests > MAX_REQUESTS else ""
+
+
 def _measure(backend: str, lengths: tuple[int, ...], tell: Progress) -> list[CostAtBlockSize]:
     """In microseconds. Only now torch is needed, which takes a while to load."""
     from engine.worker.block_size_cost import measure_block_sizes
@@ -80,6 +86,6 @@ def _measure(backend: str, lengths: tuple[int, ...], tell: Progress) -> list[Cos
 def _described(backend: str, lengths: tuple[int, ...], done: bool) -> str:
     what = "Measured" if done else "To be measured"
     return (
-        f"{what} on this machine's CPU, {BACKENDS[backend]}: one layer of the small model, one token each for {len(lengths)} requests with "
-        f"{', '.join(map(str, lengths))} tokens in the cache, as halfway through the chosen ones. The fastest of several rounds counts."
+        f"{what} on this machine's CPU ({BACKENDS[backend]}): one layer of the small model, one token each for {len(lengths)} requests with "
+        f"{', '.join(map(str, lengths))} tokens in the cache, like the chosen ones halfway. The fastest of several rounds counts."
     )

@@ -13,7 +13,7 @@ from views.figures.slot_strip import Segment, SlotKind, joined, slot_strip, slot
 from views.screens.charts import show_chart
 from views.screens.memory_settings import Settings, compared, simulated
 
-HEIGHT = 214
+HEIGHT = 212
 ROWS = 8
 PARTS: tuple[tuple[str, SlotKind], ...] = (("used", "used"), ("reserved", "reserved"), ("internal", "never used"), ("rounding", "rounding"))
 
@@ -31,8 +31,9 @@ def slots_part(settings: Settings, tell: Progress) -> None:
         shots = []
         for name, key in ((system, "contiguous"), ("paged", "paged")):
             snapshot = simulated(settings, name, moment, tell).snapshot
-            with st.container(height=HEIGHT + 36, border=False, gap=None):
-                st.markdown(f"**{SYSTEM_NAMES[name]}**{': contiguous chunks' if name != 'paged' else f': blocks of {settings.block_size} slots'}")
+            with st.container(height=HEIGHT + 26, border=False, gap=None):
+                what = "contiguous chunks" if name != "paged" else f"blocks of {settings.block_size} slots"
+                st.markdown(f"**{SYSTEM_NAMES[name]}**: {what}")
                 if snapshot is None:
                     st.caption("Nothing runs in this iteration.")
                     continue

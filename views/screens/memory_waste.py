@@ -13,7 +13,7 @@ from views.figures.memory_bars import MemoryShares, memory_bar_rows, memory_bars
 from views.screens.charts import show_chart
 from views.screens.memory_settings import MAX_NUM_SEQS, Settings, compared
 
-HEIGHT = 440
+HEIGHT = 484
 
 
 def waste_part(settings: Settings, tell: Progress) -> None:
@@ -36,12 +36,14 @@ def waste_part(settings: Settings, tell: Progress) -> None:
         _left_out(results)
 
 
-DIFFERENCES = """#### What differs from the paper's set-up
+DIFFERENCES = """*Reserved*: for tokens still to come. *Never used*: internal fragmentation. *External*: holes between chunks, and what a chunk of a \
+power of two has beyond the reservation.
+
+#### What differs from the paper's set-up
 - The paper profiled OPT-13B on a card of 40 GB while requests came in at a rate. Here nothing is computed but memory, and all requests are there from the
 start.
 - One iteration gives every running request one token; the first also takes in the prompt. At most {limit} requests run at once.
-- Orca's reservations lie in chunks of a power of two. What a chunk has beyond the reservation counts as external, like the holes.
-- vLLM's reserved and never used slots are those behind the last token of a last block.
+- vLLM's reserved and never used slots lie behind the last token of a last block.
 - `?` marks a value of the paper that no source confirms. The paper does not split vLLM's last 3.7 %."""
 
 
