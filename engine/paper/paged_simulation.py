@@ -28,7 +28,11 @@ class PagedSimulation:
         self._max_num_seqs = max_num_seqs
         self._watermark_blocks = watermark_blocks
         self._log = log
-        self._free = list(range(log.num_slots // block_size - 1, -1, -1))  # a stack: what was freed last is taken first
+        self._num_blocks = log.num_slots // block_size
+        self._freed: list[int] = []
+        """A stack: what was freed last is taken first, and only then blocks that were never taken, from 0 on."""
+        self._num_fresh = 0
+        """Blocks that were ever taken: also the id of the first that was not. Untouched blocks cost nothing, however large the memory is."""
         self._tables: dict[int, list[int]] = {}
         """Block ids of every running request."""
         self._since = [0] * len(requests)
@@ -81,7 +85,7 @@ class PagedSimulation:
         for index in sorted(self._boundaries.pop(now, ())):
             if self._boundary[index] != now:
                 continue
-            while not self._free:
+            while self._blocks_in_use == self._num_blocks:
                 latest = self._latest.pop()
                 if latest in self._tables:
                     self._preempt(latest, now)
@@ -90,33 +94,39 @@ class PagedSimulation:
                         break
             if index in self._tables:
                 table = self._tables[index]
-                table.append(self._free.pop())
-                self._blocks_in_use += 1
+                table += self._take(1)
                 self._plan(index, len(table))
         return preempted
 
     def _admit(self, now: int, arrived: int) -> None:
-        free, tables = self._free, self._tables
+        tables = self._tables
         while len(tables) < self._max_num_seqs and (self._preempted or self._next < arrived):
             index = self._preempted[0] if self._preempted else self._next
             request = self._requests[index]
             generated = -self._since[index]
             needed = -(-(request.prompt_len + generated + 1) // self._block_size)
-            if len(free) - needed < (self._watermark_blocks if tables else 0):
+            if self._num_blocks - self._blocks_in_use - needed < (self._watermark_blocks if tables else 0):
                 return
             if self._preempted:
                 self._preempted.popleft()
             else:
                 self._next += 1
                 self._log.num_admitted += 1
-            tables[index] = free[: -needed - 1 : -1]
-            del free[-needed:]
-            self._blocks_in_use += needed
+            tables[index] = self._take(needed)
             self._since[index] = since = now - generated - 1
             self._tokens += request.prompt_len - since
             self._latest.append(index)
             self._event(self._ends, since + request.output_len + 1, index)
             self._plan(index, needed)
+
+    def _take(self, count: int) -> list[int]:
+        """The next `count` free blocks; there must be so many."""
+        self._blocks_in_use += count
+        again = min(count, len(self._freed))
+        taken = [self._freed.pop() for _ in range(again)]
+        taken += range(self._num_fresh, self._num_fresh + count - again)
+        self._num_fresh += count - again
+        return taken
 
     def _plan(self, index: int, num_blocks: int) -> None:
         """Note when a request with so many blocks needs the next one; if these are its last, what of them it will never use counts from now on."""
@@ -138,7 +148,7 @@ class PagedSimulation:
         """Take all blocks from a running request."""
         request = self._requests[index]
         table = self._tables.pop(index)
-        self._free.extend(reversed(table))
+        self._freed.extend(reversed(table))
         self._blocks_in_use -= len(table)
         self._tokens -= request.prompt_len - self._since[index]
         self._internal -= max(0, len(table) * self._block_size - request.prompt_len - request.output_len)

@@ -106,6 +106,13 @@ def test_paging_wastes_less_than_a_block_per_request() -> None:
         assert times.reservation + times.internal <= (block_size - 1) * times.batch
 
 
+def test_a_huge_memory_costs_nothing() -> None:
+    """Ten billion slots: neither a list of blocks nor one of slots may be made."""
+    for system in SYSTEMS:
+        result = simulate(workload((300, 20)), system, num_slots=10**10)
+        assert result.shares.free > 99.99
+
+
 def test_refused_requests_are_counted_and_explained() -> None:
     long, fits = (2000, 49), (2000, 48)
     result = simulate(workload(long, fits), "paged", num_slots=4096)
