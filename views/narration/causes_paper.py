@@ -10,13 +10,15 @@ from views.narration.stops import Facts, number
 from views.narration.why import Why
 from views.narration.words import Words, capital, count, listed, percent, physical
 
-TO_THE_HEAD = "put at the head of the free list, to be taken next"
+TO_THE_HEAD = "put at the head of the free queue, to be taken next"
 TOGETHER = "A request's sequences are swapped in and out as one: all of its blocks or none."
 
 
 def _shared_block_written(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.BlocksCopied):
         return "The kernel copies whole pages, whatever is in them, before anything of this iteration is written."
+    if isinstance(event, e.RowUpdated):
+        return "The worker's table names the copy too, from this iteration on."
     before = number(facts, "ref_cnt")
     counts = f" Ref count: {before} → {before - 1}." if before else ""
     new = f", and {event.request_id}'s table names the copy" if getattr(event, "request_id", None) else ""
@@ -25,7 +27,7 @@ def _shared_block_written(words: Words, event: Any, facts: Facts) -> str:
 
 def _parallel_sampling(words: Words, event: Any, facts: Facts) -> str:
     samples = number(facts, "num_samples")
-    number_of = f"all {samples} samples" if samples else "all samples"
+    number_of = "both samples" if samples == 2 else f"all {samples} samples" if samples else "all samples"
     counts = _ref_counts(words, event)
     return f"The prompt is stored once for {number_of}: a fork copies the block table and no keys or values.{counts}"
 
@@ -58,18 +60,19 @@ def _beam_dropped(words: Words, event: Any, facts: Facts) -> str:
 
 def _beam_search(words: Words, event: Any, facts: Facts) -> str:
     candidates = number(facts, "num_candidates") or len(getattr(event, "candidates", []))
-    forced = " The scenario dictates which of them go on." if any(c.forced for c in getattr(event, "candidates", [])) else ""
+    if any(c.forced for c in getattr(event, "candidates", [])):
+        return "The scenario dictates which candidates go on; behind them stands what the model finds best. A parent may have several children or none."
     among = f"{count(candidates, 'candidate')} of all its sequences are" if candidates else "The candidates of all its sequences are"
-    return f"{among} compared by the sum of their log-probabilities; a parent may have several children or none.{forced}"
+    return f"{among} compared by the sum of their log-probabilities; a parent may have several children or none."
 
 
 def _shared_prefix(words: Words, event: Any, facts: Facts) -> str:
     tokens, prefix = number(facts, "num_tokens"), facts.get("prefix")
     if isinstance(event, e.CopyQueued | e.BlocksCopied):
         return "The prefix ends inside this block. What follows is the request's own, so it goes into a copy."
-    which = f"prefix {prefix}" if prefix else "a prefix"
+    which = words.called(str(prefix)) if prefix else "a prefix"
     number_of = f"Its first {count(tokens, 'token')} are" if tokens > 1 else "Its beginning is"
-    return f"{number_of} those of {which}, which the provider keeps: they need not be computed again.{_ref_counts(words, event)}"
+    return f"{number_of} those of {which}, which stays in memory: they need not be computed again.{_ref_counts(words, event)}"
 
 
 def _prefix_kept(words: Words, event: Any, facts: Facts) -> str:
@@ -84,13 +87,14 @@ def _prefix_kept(words: Words, event: Any, facts: Facts) -> str:
 
 def _one_block_per_sequence(words: Words, event: Any, facts: Facts) -> str:
     sequences, required, free = (number(facts, name) for name in ("num_sequences", "num_required", "num_free"))
-    each = f"{count(sequences, 'sequence')} may each need a new block" if sequences else "Each sequence may need a new block"
-    return f"{each}, so {count(required or sequences, 'block')} must be free, and {free} {'is' if free == 1 else 'are'}. No table was changed."
+    who = f"Its {count(sequences, 'sequence')} need" if sequences > 1 else "It needs"
+    needed = f"{who} {count(required, 'block')} for {'their next tokens' if sequences > 1 else 'its next token'}"
+    return f"{needed}, and {free} {'is' if free == 1 else 'are'} free. All or nothing: no table was changed."
 
 
 def _swapped(words: Words, event: Any, facts: Facts) -> str:
     needed, free = number(facts, "num_blocks"), number(facts, "num_cpu_free")
-    room = f" It needs {count(needed, 'block')} of the swap space, and {free} {'is' if free == 1 else 'are'} free." if needed else ""
+    room = f" It needs {count(needed, 'block')} of the swap space, and {free} {'was' if free == 1 else 'were'} free." if needed else ""
     if isinstance(event, e.BlocksSwappedOut):
         shared = (
             f" {capital(physical(event.still_referenced))} others still use: {'it' if len(event.still_referenced) == 1 else 'they'} stay too."
@@ -103,8 +107,12 @@ def _swapped(words: Words, event: Any, facts: Facts) -> str:
 
 def _swapped_back(words: Words, event: Any, facts: Facts) -> str:
     needed, free = number(facts, "num_blocks"), number(facts, "num_free")
-    room = f"It needs {count(needed, 'block')}, and {free} {'was' if free == 1 else 'were'} free. " if needed else ""
-    return f"{room}{TOGETHER} Nothing has to be computed again, and what was shared is shared again."
+    if isinstance(event, e.RequestAdmitted):
+        return "It is back with all its blocks, computes nothing twice, and goes on where it stopped."
+    come_back = len(event.gpu_block_ids) if isinstance(event, e.BlocksSwappedIn) else needed
+    more = ", those for its next tokens included" if needed > come_back else ""
+    room = f"It needs {count(needed, 'block')}{more}, and {free} {'was' if free == 1 else 'were'} free. " if needed else ""
+    return f"{room}{TOGETHER} What was shared is shared again."
 
 
 def _recomputed(words: Words, event: Any, facts: Facts) -> str:
@@ -149,7 +157,7 @@ def _beams_finished(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _where_freed(event: Any) -> str:
-    """Where its blocks go: a reference less, or to the head of the free list."""
+    """Where its blocks go: a reference less, or to the head of the free queue."""
     gone, shared = [*event.prepended, *event.appended], list(event.still_referenced)
     parts = []
     if gone:
@@ -175,7 +183,7 @@ def _head_of_free_queue(words: Words, event: Any, facts: Facts) -> str:
     if not block_ids:
         return ""
     held, required, tokens, size = number(facts, "num_held"), number(facts, "num_required"), number(facts, "num_tokens"), words.block_size(0)
-    heads = f"{capital(physical(block_ids))} {'was' if len(block_ids) == 1 else 'were'} at the head of the free list."
+    heads = f"{capital(physical(block_ids))} {'was' if len(block_ids) == 1 else 'were'} at the head of the free queue."
     request = words.request(event.request_id)
     if held and request is not None and request.block_ids and held <= len(request.block_ids[0]) and tokens == held * size + 1 <= len(request.token_ids):
         return f"Block {request.block_ids[0][held - 1]} is full, so {words.token(request.token_ids[tokens - 1])} needs a new block. {heads}"
@@ -195,7 +203,7 @@ def _preempted(words: Words, event: Any, facts: Facts) -> str:
 
 def _last_running(words: Words, event: Any, facts: Facts) -> str:
     who = facts.get("for_request")
-    need = f"{who} needs a block and none is free" if who else "There is no free block for the next tokens"
+    need = f"{who} needs more blocks than are free" if who else "There is no free block for the next tokens"
     return f"{need}. Last come, first preempted: the request that arrived last gives way, with all its sequences."
 
 
@@ -218,10 +226,16 @@ def _compared(words: Words, event: Any, facts: Facts) -> str:
     return f"{query} is compared with the keys block by block, wherever the blocks lie. Its attention: {listed(parts)}."
 
 
+def _left_batch(words: Words, event: Any, facts: Facts) -> str:
+    return "The sequence is not in the batch any more: it is finished, was dropped, or gave way."
+
+
 def _next_step(words: Words, event: Any, facts: Facts) -> str:
     if not isinstance(event, e.StepScheduled):
         return ""
-    return "Prompts and single tokens run side by side in one batch. The worker copies and swaps blocks first, then computes."
+    left = event.token_budget_left
+    budget = f"{count(left, 'token')} of the budget {'is' if left == 1 else 'are'} left."
+    return f"{budget} The worker swaps and copies blocks first, then computes prompts and single tokens side by side in one batch."
 
 
 PAPER_CAUSES: dict[CauseKind, Why] = {
@@ -250,6 +264,7 @@ REASONS_IN_THE_PAPER: dict[CauseKind, Why] = {
     CauseKind.HEAD_OF_FREE_QUEUE: _head_of_free_queue,
     CauseKind.REQUEST_FINISHED: _request_finished,
     CauseKind.PREEMPTED: _preempted,
+    CauseKind.LEFT_BATCH: _left_batch,
     CauseKind.LAST_RUNNING: _last_running,
     CauseKind.INSUFFICIENT_BLOCKS: _insufficient_blocks,
     CauseKind.COMPARED_WITH_REFERENCE: _compared,

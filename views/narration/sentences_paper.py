@@ -11,7 +11,7 @@ from views.narration.words import Words, capital, count, listed, physical
 
 def _sequence_forked(words: Words, event: e.SequenceForked) -> str:
     if event.cause.kind is CauseKind.SHARED_PREFIX:
-        return f"{event.request_id} begins with prefix {event.parent_id}: it shares {physical(event.block_ids)}."
+        return f"{event.request_id} begins with {words.called(event.parent_id)}: it shares {physical(event.block_ids)}."
     if not event.block_ids:
         return f"{event.request_id} is forked from {event.parent_id}, which holds no block yet."
     return f"{event.request_id} is forked from {event.parent_id} and shares {physical(event.block_ids)}."
@@ -19,12 +19,17 @@ def _sequence_forked(words: Words, event: e.SequenceForked) -> str:
 
 def _beams_chosen(words: Words, event: e.BeamsChosen) -> str:
     kept = [f"{c.sequence_id} {words.token(c.token_id)}" for c in event.candidates if c.sequence_id is not None]
-    return f"The best {event.beam_width} candidates of {event.request_id} go on: {listed(kept)}." if kept else f"No candidate of {event.request_id} goes on."
+    if not kept:
+        return f"No candidate of {event.request_id} goes on."
+    if any(c.forced for c in event.candidates):
+        return f"{count(len(kept), 'candidate')} of {event.request_id} {'goes' if len(kept) == 1 else 'go'} on (forced): {listed(kept)}."
+    best = f"best {len(kept)} candidates of {event.request_id} go" if len(kept) > 1 else f"best candidate of {event.request_id} goes"
+    return f"The {best} on: {listed(kept)}."
 
 
 def _prefix_kept(words: Words, event: e.PrefixKept) -> str:
     verb = "stays" if len(event.block_ids) == 1 else "stay"
-    return f"Prefix {event.request_id} is computed: {physical(event.block_ids)} {verb} in memory for all requests to come."
+    return f"{capital(words.called(event.request_id))} is computed: {physical(event.block_ids)} {verb} in memory for all requests to come."
 
 
 def _swapped_out(words: Words, event: e.BlocksSwappedOut) -> str:
@@ -49,15 +54,16 @@ def _trace_started(words: Words, event: e.TraceStarted) -> str:
 
 
 def _request_added(words: Words, event: e.RequestAdded) -> str:
-    asked = words.asked(event.request_id)
+    asked, name = words.asked(event.request_id), words.group_name(event.request_id)
     tokens = count(event.num_prompt_tokens, "prompt token")
     if words.is_prefix(event.request_id):
-        return f"The provider's prefix {event.request_id} arrives: {count(event.num_prompt_tokens, 'token')}."
+        name = "" if str(event.request_id).lower() == "prefix" else f" {event.request_id}"
+        return f"The provider's prefix{name} arrives: {count(event.num_prompt_tokens, 'token')}."
     if width := asked.get("beam_width"):
-        return f"{event.request_id} arrives with {tokens}, for a beam search of width {width}, and waits."
+        return f"{name} arrives with {tokens}, for a beam search of width {width}, and waits."
     if (n := asked.get("n")) and n > 1:
-        return f"{event.request_id} arrives with {tokens}, wants {n} samples, and waits."
-    return f"{event.request_id} arrives with {tokens} and waits."
+        return f"{name} arrives with {tokens}, wants {n} samples, and waits."
+    return f"{name} arrives with {tokens} and waits."
 
 
 def _step_started(words: Words, event: e.StepStarted) -> str:
@@ -134,7 +140,7 @@ def _blocks_freed(words: Words, event: e.BlocksFreed) -> str:
     if not event.block_ids:
         return f"{who} held no block: nothing is given back."
     if gone and shared:
-        return f"{who} lets go of {physical(event.block_ids)}: {listed(gone)} {'is' if len(gone) == 1 else 'are'} free now, {listed(shared)} others still use."
+        return f"{who} lets go of {physical(event.block_ids)}: {listed(gone)} {'is' if len(gone) == 1 else 'are'} free now, others still use {listed(shared)}."
     if shared:
         return f"{who} lets go of {physical(shared)}, which others still use."
     return f"{who} gives back {physical(event.block_ids)}."
@@ -154,17 +160,18 @@ def _copy_queued(words: Words, event: e.CopyQueued) -> str:
     others = sorted({o.request_id for o in before.owners} - {event.request_id}) if before is not None else []
     if not others or request is None:
         return f"{event.request_id or 'A sequence'} {what}, which others refer to: it is copied to block {destination} first."
-    refer = f"{listed(others)} {'refers' if len(others) == 1 else 'refer'} to it too"
+    refer = f"{listed(words.called(o) for o in others)} {'refers' if len(others) == 1 else 'refer'} to it too"
     return f"{event.request_id} {what}, but {refer}: it is copied to block {destination} first."
 
 
 def _next_token(words: Words, event: e.CopyQueued) -> str:
-    """The token that is about to be written: the first that is not computed yet and lies in the block."""
+    """What is about to be written into the block: its token in quotation marks, or how many."""
     request, size = words.request(event.request_id), words.block_size(0)
     if request is None:
         return ""
     position = max(request.num_computed_tokens, event.logical_index * size)
-    return words.token(request.token_ids[position]) if position < len(request.token_ids) else ""
+    number = min(len(request.token_ids), (event.logical_index + 1) * size) - position
+    return count(number, "token") if number > 1 else words.token(request.token_ids[position]) if number == 1 else ""
 
 
 def _blocks_copied(words: Words, event: e.BlocksCopied) -> str:

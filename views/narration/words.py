@@ -97,6 +97,12 @@ class Words:
         named = {part.get("id") for part in prefixes if isinstance(part, Mapping)} if isinstance(prefixes, list) else set()
         return request_id in named or any(r.status == "PREFIX_KEPT" for r in self.sequences(request_id))
 
+    def called(self, request_id: str | None) -> str:
+        """A request or sequence in a sentence: a prefix is called one."""
+        if not self.is_prefix(request_id):
+            return str(request_id)
+        return "the kept prefix" if str(request_id).lower() == "prefix" else f"prefix {request_id}"
+
     def block_before(self, block_id: int) -> BlockState | None:
         """The state of a physical block in the frame before."""
         blocks = self.previous.blocks if self.previous else ()

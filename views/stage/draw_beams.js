@@ -14,7 +14,7 @@ class CandidatesList {
       line.style.setProperty("--owner", requestColour(recording, candidate.sequence || candidate.parent));
       html(line, "i", { role: "cell" }, String(candidate.rank));
       html(line, "span", { class: "parent", role: "cell" }, candidate.parent);
-      html(line, "b", { role: "cell" }, recording.token(candidate.token));
+      html(line, "b", { role: "cell", class: candidate.forced ? "forced" : null }, recording.token(candidate.token));
       html(line, "span", { class: "logprob", role: "cell" }, logprobText(candidate.logprob));
       html(line, "span", { class: "fate", role: "cell" }, fateWords(candidate));
     }
@@ -22,9 +22,8 @@ class CandidatesList {
 }
 
 function fateWords(candidate) {
-  const forced = candidate.forced ? " forced" : "";
-  if (candidate.finished) return `ends here${forced}`;
-  return candidate.sequence === null ? `dropped${forced}` : `→ ${candidate.sequence}${forced}`;
+  if (candidate.finished) return "ends here";
+  return candidate.sequence === null ? "dropped" : `→ ${candidate.sequence}`;
 }
 
 function candidateTitle(recording, candidate) {

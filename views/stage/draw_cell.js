@@ -66,7 +66,8 @@ class Cell {
     const left = inset + 2 + measure(String(this.id), `700 ${this.shape.idFont}px ${fontFamily}`) + 6;
     const mark = hashMark(recording, block, form);
     const hashWidth = mark ? measure(mark, `700 13px ${fontFamily}`) + 5 : 0;
-    const room = Math.max(Math.floor((right - left - hashWidth) / pitch), 1);
+    const count = recording.isPaper && (block.ref_cnt || this.before !== null) ? measure(this.before === null ? `×${block.ref_cnt}` : `${this.before}→${block.ref_cnt}`, `700 ${HEAD_FONT}px ${fontFamily}`) + 8 : 0;
+    const room = Math.max(Math.floor((right - left - hashWidth - count) / pitch), 1); // with reference counts, these come first
     const names = owners.map((o) => ({ letter: requestLetter(o), colour: requestColour(recording, o) }));
     if (!owners.length && block.pins.length) names.push(isPinnedForCopy(block) ? { letter: "→", colour: "var(--mute)" } : { letter: "S", colour: "var(--mute)" });
     const most = Math.min(room, 3);

@@ -93,7 +93,8 @@ class SlotsPanel {
     if (signature === this.signature) return;
     this.signature = signature;
     const kept = choice.beams.candidates.filter((c) => c.sequence !== null).length;
-    this.title.textContent = `Candidates of ${choice.beams.group}, best first · ${kept} of ${choice.beams.candidates.length} go on`;
+    const forced = choice.beams.candidates.some((c) => c.forced);
+    this.title.textContent = `Candidates of ${choice.beams.group}: ${kept} of ${choice.beams.candidates.length} go on${forced ? ", dictated" : ""}`;
     this.candidates.draw(recording, choice, choice === here);
   }
 

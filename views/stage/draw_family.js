@@ -1,8 +1,8 @@
 // Who came from whom: per sequence group a lane for each sequence, or for a beam search a lane for each rank, and a column for every output.
 const FAMILY_NODE = 78;
 const FAMILY_GAP = 18;
-const FAMILY_ROOT = 64;
-const FAMILY_LANES = { most: 22, least: 14 };
+const FAMILY_ROOT = 76;
+const FAMILY_LANES = { most: 22, least: 13 };
 
 class FamilyPanel {
   constructor(parent) {
@@ -48,7 +48,7 @@ class FamilyPanel {
       const choices = recording.choicesUpTo(index).filter((f) => f.beams.group === name || members.some((r) => r.request_id === f.beams.group));
       if (recording.header.prefixes.includes(name)) continue;
       const family = choices.length ? trellis(recording, choices, members) : lanesOfSamples(recording, members);
-      const prefix = members[0].parent_id && !members.some((r) => r.request_id === members[0].parent_id) ? members[0].parent_id : null;
+      const prefix = recording.prefixOf(members[0]);
       made.push({ name, prefix, ...family });
     }
     return made;
@@ -62,7 +62,7 @@ class FamilyPanel {
     const rootY = top + (family.lanes * this.lane) / 2;
     const root = svg(this.picture, "g", { class: "family-root" });
     svg(root, "rect", { x: 1, y: rootY - height / 2, width: FAMILY_ROOT - 2, height, rx: 6 });
-    svg(root, "text", { x: FAMILY_ROOT / 2, y: rootY + size * 0.36, "text-anchor": "middle", style: `font-size:${size}px` }, fitText(family.prefix ? `${family.prefix} → ${family.name}` : family.name, FAMILY_ROOT - 8, size, 600));
+    svg(root, "text", { x: FAMILY_ROOT / 2, y: rootY + size * 0.36, "text-anchor": "middle", style: `font-size:${size}px` }, fitText(family.prefix ? `${isPlainPrefix(family.prefix) ? "prefix" : family.prefix} + ${family.name}` : family.name, FAMILY_ROOT - 6, size, 600));
     hint(root, family.prefix ? `${family.name} begins with the provider's prefix ${family.prefix}` : `the prompt of ${family.name}`);
     for (const node of family.nodes) {
       const left = x(node.column);

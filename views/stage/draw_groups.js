@@ -1,5 +1,5 @@
 // The paper's sequence groups in the left panel: the sequences of one request stand together under its name; several of them get one strip of blocks each.
-const WIDEST_ROWS = 3; // up to so many sequences have their words in rows, more are drawn as strips
+const WIDEST_ROWS = 2; // up to so many sequences have their words in rows, more are drawn as strips
 const DROPPED_SHOWN = 2; // of the dropped sequences, the newest ones are named, the others counted
 
 class GroupBoxes {
@@ -35,9 +35,10 @@ class GroupBoxes {
       const dropped = members.filter(isDropped).sort((a, b) => recording.endedAt.get(b.request_id) - recording.endedAt.get(a.request_id));
       const hidden = dropped.slice(DROPPED_SHOWN);
       for (const request of members) cards.get(request.request_id).element.style.display = hidden.includes(request) ? "none" : "";
-      const words = [groupWords(recording, members, dropped.length), sharingWords(members)].filter(Boolean).join(" · ");
+      const words = groupWords(recording, members, dropped.length);
       setText(box.name, name);
       setText(box.words, words);
+      box.words.title = words;
       setText(box.more, hidden.length ? `and ${hidden.length} dropped before` : "");
       box.element.classList.toggle("finished", members.every((r) => r.status.startsWith("FINISHED")));
     }
@@ -54,10 +55,10 @@ function isDropped(request) {
 
 function groupWords(recording, members, dropped) {
   const living = members.filter((r) => !r.status.startsWith("FINISHED")).length;
-  const width = recording.groupsAsked[members[0].sequence_group];
-  const kind = width && width.beam_width ? `beam search, width ${width.beam_width}` : "";
-  const state = living ? plural(living, "sequence") : "finished";
-  return [kind, state, dropped ? `${dropped} dropped` : ""].filter(Boolean).join(" · ");
+  const asked = recording.groupsAsked[members[0].sequence_group];
+  const kind = asked && asked.beam_width ? `beam width ${asked.beam_width}` : living ? plural(living, "sequence") : "";
+  const again = Math.max(...members.map((r) => r.num_preemptions));
+  return [kind, sharingWords(members), living ? "" : "finished", dropped ? `${dropped} dropped` : "", again ? `preempted ${again}×` : ""].filter(Boolean).join(" · ");
 }
 
 // How many blocks the group holds, and how many it would hold if nothing were shared.
@@ -83,27 +84,57 @@ function outputWords(recording, request) {
   return request.token_ids.slice(request.num_prompt_tokens).map((t) => recording.token(t)).join(" ");
 }
 
+function drawLetter(parent, request) {
+  const letter = requestLetter(request.request_id);
+  html(parent, "span", { class: `chip-letter${letter.length > 2 ? " long" : ""}`, title: request.request_id }, letter);
+}
+
+// Whether a prefix is simply called “prefix”, so that its name need not be said beside what it is.
+function isPlainPrefix(name) {
+  return name.toLowerCase() === "prefix";
+}
+
+// The end of a text, as much as has room: of outputs the newest say most.
+function lastWords(text, width) {
+  const font = `650 12.5px ${fontFamily}`;
+  if (measure(text, font) <= width) return text;
+  const words = text.split(" ");
+  let from = words.length - 1;
+  while (from > 0 && measure(`… ${words.slice(from - 1).join(" ")}`, font) <= width) from -= 1;
+  return from ? `… ${words.slice(from).join(" ")}` : text;
+}
+
+// The prompt's own words: all of them as long as there is no output, afterwards only what follows a shared prefix.
+function ownPrompt(recording, frame, request, outputs) {
+  const prefix = recording.request(frame, recording.prefixOf(request));
+  if (!prefix && outputs) return "";
+  return request.token_ids.slice(prefix ? prefix.num_prompt_tokens : 0, request.num_prompt_tokens).map((t) => recording.token(t)).join(" ");
+}
+
 // One line: what a finished or dropped sequence said.
 function drawEnded(card, recording, request) {
   const line = html(card, "p", { class: "ended" });
-  html(line, "span", { class: "chip-letter", title: request.request_id }, requestLetter(request.request_id));
+  drawLetter(line, request);
   html(line, "b", {}, sequenceStatus(request));
-  html(line, "span", { class: "ended-words", title: outputWords(recording, request) }, outputWords(recording, request));
-  if (request.forced.length) html(line, "span", { class: "forced-tag" }, "forced");
+  const words = outputWords(recording, request);
+  html(html(line, "span", { class: "ended-words", title: words }), "span", { class: request.forced.length ? "forced" : null }, lastWords(words, 185));
   html(line, "span", { class: "logprob", title: "sum of the log-probabilities of its outputs" }, logprobText(request.cumulative_logprob));
 }
 
 // A sequence as a head line and a strip of its blocks.
-function drawStrip(card, recording, request, places, now) {
+function drawStrip(card, recording, frame, request, places, now) {
   const head = html(card, "header", { class: "strip-head" });
-  html(head, "span", { class: "chip-letter", title: request.request_id }, requestLetter(request.request_id));
-  if (request.request_id.length > 3) html(head, "b", { class: "name" }, request.request_id);
+  drawLetter(head, request);
+  const kept = request.status === "PREFIX_KEPT";
+  if (request.request_id.length > 3 && !(kept && isPlainPrefix(request.request_id))) html(head, "b", { class: "name" }, request.request_id);
   if (request.status !== "RUNNING") html(head, "b", {}, sequenceStatus(request));
   const words = outputWords(recording, request);
-  const text = words || recording.wordsOf(request);
-  html(head, "span", { class: `strip-words${words ? " generated" : ""}`, title: text }, text);
-  if (request.forced.length) html(head, "span", { class: "forced-tag" }, "forced");
-  if (request.parent_id) html(head, "span", { class: "muted", title: `${request.request_id} was forked from ${request.parent_id}` }, `from ${request.parent_id}`);
+  const own = ownPrompt(recording, frame, request, words);
+  const text = html(head, "span", { class: "strip-words", title: `${own} ${words}${request.forced.length ? "\nsome of these tokens are dictated by the scenario" : ""}` }, own ? `${own} ` : "");
+  html(text, "b", { class: request.forced.length ? "forced" : null }, lastWords(words, own ? 110 : 165));
+  const prefix = recording.prefixOf(request);
+  if (prefix) html(head, "span", { class: "muted", title: `its prompt begins with the provider's prefix ${prefix}` }, isPlainPrefix(prefix) ? "after the prefix" : `after ${prefix}`);
+  else if (request.parent_id) html(head, "span", { class: "muted", title: `${request.request_id} was forked from ${request.parent_id}` }, `from ${request.parent_id}`);
   html(head, "span", { class: "logprob", title: "sum of the log-probabilities of its outputs" }, logprobText(request.cumulative_logprob));
   if (request.cpu_block_ids.length) return drawCpuTable(card, request);
   const strip = html(card, "div", { class: "strip", role: "list", "aria-label": `Block table of ${request.request_id}` });

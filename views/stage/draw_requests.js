@@ -70,7 +70,7 @@ class RequestsPanel {
     card.element.className = `request${compact ? " compact" : ""}${finished ? " finished" : ""}`;
     card.element.style.setProperty("--owner", requestColour(recording, request.request_id));
     if (recording.isPaper && finished && (request.sequence_group || compact)) return drawEnded(card.element, recording, request);
-    if (recording.asStrips && !finished) return drawStrip(card.element, recording, request, tables[0], now);
+    if (recording.asStrips && !finished) return drawStrip(card.element, recording, frame, request, tables[0], now);
     this.drawHead(card.element, request);
     if (request.cpu_block_ids.length) return drawCpuTable(card.element, request);
     if (finished) return this.drawText(card.element, recording, request);
@@ -144,14 +144,22 @@ class RequestsPanel {
 
   drawHead(parent, request) {
     const head = html(parent, "header");
-    html(head, "span", { class: "chip-letter", title: request.request_id }, requestLetter(request.request_id));
+    drawLetter(head, request);
     if (request.request_id.length > 2) html(head, "b", { class: "name" }, request.request_id);
     html(head, "b", {}, sequenceStatus(request));
     const generated = request.token_ids.length - request.num_prompt_tokens;
-    const fork = request.parent_id ? `, forked from ${request.parent_id}` : "";
     const again = request.num_preemptions ? `, preempted ${request.num_preemptions}×` : "";
+    if (request.sequence_group) return this.drawSequenceHead(head, request, generated);
     html(head, "span", { class: "muted", title: "computed: how far the scheduler has planned; its count moves on before the kernels run" },
-      `${request.num_prompt_tokens} prompt + ${generated} generated, ${request.num_computed_tokens} computed${again}${fork}`);
+      `${request.num_prompt_tokens} prompt + ${generated} generated, ${request.num_computed_tokens} computed${again}`);
+  }
+
+  // A sequence of a group in few words: the group's own line says the rest.
+  drawSequenceHead(head, request, generated) {
+    const words = [`${request.num_prompt_tokens} + ${generated} tokens`, `${request.num_computed_tokens} computed`, request.parent_id ? `from ${request.parent_id}` : ""];
+    const title = `${request.num_prompt_tokens} tokens of the prompt and ${generated} generated; key and value of ${request.num_computed_tokens} are computed or planned${request.parent_id ? `; forked from ${request.parent_id}` : ""}`;
+    html(head, "span", { class: "muted", title }, words.filter(Boolean).join(" · "));
+    if (request.cumulative_logprob !== null) html(head, "span", { class: "logprob", title: "sum of the log-probabilities of its outputs" }, logprobText(request.cumulative_logprob));
   }
 
   drawText(parent, recording, request) {

@@ -36,7 +36,7 @@ class SharesPanel {
     const places = [...request.places].sort((a, b) => a[1] - b[1]); // physical order: neighbours in the text need not be neighbours in memory
     const left = SHARES_QUERY + 64;
     const gap = 8;
-    const box = Math.min((width - left - gap * (places.length - 1)) / Math.max(places.length, 1), 190);
+    const box = Math.min((width - left - gap * (places.length - 1)) / Math.max(places.length, 1), 250);
     const middle = top + height / 2;
     const colour = `--owner:${requestColour(recording, request.request)}`;
     const query = svg(this.picture, "g", { class: `share-query${fresh ? " now" : ""}`, style: colour });
@@ -46,9 +46,9 @@ class SharesPanel {
     const links = svg(this.picture, "g", { class: "share-links", style: colour });
     places.forEach(([logical, physical, share], i) => {
       const x = left + i * (box + gap);
-      const lane = top + 3 + (i * 5) % Math.max(height - 40, 6);
-      svg(links, "path", { d: `M${SHARES_QUERY} ${middle}C${SHARES_QUERY + 24} ${middle} ${SHARES_QUERY + 24} ${lane} ${SHARES_QUERY + 48} ${lane}H${x + box / 2 - 8}Q${x + box / 2} ${lane} ${x + box / 2} ${top + 14}`, "stroke-width": (0.8 + 4 * share).toFixed(2) });
-      this.drawBlock(recording, frame, { logical, physical, share, x, y: top + 16, width: box, height: height - 18, colour });
+      const lane = top + 3 + (i % 3) * 4;
+      svg(links, "path", { d: `M${SHARES_QUERY} ${middle}C${SHARES_QUERY + 24} ${middle} ${SHARES_QUERY + 24} ${lane} ${SHARES_QUERY + 48} ${lane}H${x + box / 2 - 6}Q${x + box / 2} ${lane} ${x + box / 2} ${top + 17}`, "stroke-width": (0.8 + 4 * share).toFixed(2) });
+      this.drawBlock(recording, frame, { logical, physical, share, x, y: top + 18, width: box, height: height - 20, colour });
     });
   }
 
@@ -59,9 +59,12 @@ class SharesPanel {
     svg(group, "rect", { x, y, width, height, rx: 7, class: "box" });
     svg(group, "rect", { x, y, width: width * share, height, rx: 7, class: "part" });
     const percent = percentText(share);
-    const room = width - 14 - measure(percent, `700 12.5px ${fontFamily}`);
-    svg(group, "text", { x: x + 7, y: y + height / 2 + 4.5, class: "words" }, fitText(`${physical}: ${words}`, room - 4, 12, 500));
-    svg(group, "text", { x: x + width - 6, y: y + height / 2 + 4.5, class: "percent", "text-anchor": "end" }, percent);
+    const room = width - 14 - measure(percent, `700 13px ${fontFamily}`);
+    const tall = height > 40;
+    const name = room > 130 ? `block ${physical} · logical ${logical}` : `block ${physical}`;
+    svg(group, "text", { x: x + 7, y: y + 15, class: "name" }, tall ? fitText(name, room, 12, 650) : fitText(`${physical}: ${words}`, room - 4, 12, 500));
+    if (tall) svg(group, "text", { x: x + 7, y: y + height - 8, class: "words" }, fitText(words, width - 14, 12, 500));
+    svg(group, "text", { x: x + width - 6, y: y + 15, class: "percent", "text-anchor": "end" }, percent);
     hint(group, `block ${physical}, logical block ${logical}: ${percent} of the attention\n${words}`);
   }
 }

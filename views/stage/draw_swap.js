@@ -5,6 +5,7 @@ class SwapPanel {
   constructor(parent, title) {
     this.body = parent;
     this.count = html(title, "span");
+    this.free = html(title, "span");
     this.picture = svg(parent, "svg", { class: "picture", role: "img" });
     this.cells = [];
     this.layoutKey = "";
@@ -18,14 +19,17 @@ class SwapPanel {
     this.layoutKey = key;
     this.picture.replaceChildren();
     const gap = 5;
-    const columns = Math.max(Math.min(count, Math.floor((width - 2 + gap) / (76 + gap))), 1);
+    const inOneLine = Math.floor((width - 2 + gap) / (64 + gap));
+    const form = count <= inOneLine ? "line" : "squares";
+    const columns = Math.max(form === "line" ? count : Math.min(Math.ceil(count / 2), Math.floor((width - 2 + gap) / (46 + gap))), 1);
     const rows = Math.ceil(count / columns);
-    const shape = { ...FORMS.line, form: "line", columns, rows, gap, width: Math.min((width - 2 - gap * (columns - 1)) / columns, 130), height: Math.max(Math.min((height - 4 - gap * (rows - 1)) / rows, 62), 54) };
+    const most = (height - 3 - gap * (rows - 1)) / rows;
+    const shape = { ...FORMS[form], form, columns, rows, gap, width: Math.min((width - 2 - gap * (columns - 1)) / columns, 130), height: form === "line" ? Math.min(most, 66) : Math.max(Math.min(most, 44), 31) };
     setAttributes(this.picture, { width: width - 2, height: Math.max(rows * (shape.height + gap) - gap + 3, height - 3) });
     this.cells = Array.from({ length: count }, (_, id) => new Cell(this.picture, id, 1 + (id % columns) * (shape.width + gap), 1.5 + Math.floor(id / columns) * (shape.height + gap), shape, false, `c${id}`));
   }
 
-  draw(recording, frame, previous) {
+  draw(recording, frame) {
     this.layout(recording, frame);
     const now = new Set((frame.now.swapped || []).map(([, cpu]) => cpu));
     frame.cpu_blocks.forEach((block, id) => {
@@ -34,7 +38,9 @@ class SwapPanel {
     });
     const used = frame.cpu_blocks.filter((b) => b.ref_cnt > 0).length;
     const queue = frame.cpu_queue;
-    setText(this.count, ` · ${used} of ${frame.cpu_blocks.length} used · free: ${queue.slice(0, 6).join(", ") || "none"}${queue.length > 6 ? ", …" : ""}`);
+    setText(this.count, `${used} of ${frame.cpu_blocks.length} used`);
+    setText(this.free, `free: ${queue.slice(0, 5).join(", ") || "none"}${queue.length > 5 ? ", …" : ""}`);
+    this.free.title = `free queue of the swap space, head first: ${queue.join(", ") || "empty"}`;
     setAttributes(this.picture, { "aria-label": `Swap space in CPU memory: ${used} blocks in use, ${queue.length} free.` });
   }
 

@@ -36,7 +36,7 @@ def engine_header(trace: Trace) -> dict[str, Any]:
         },
         "num_cpu_blocks": int(header.config.get("num_cpu_blocks") or 0),
         "prefixes": [str(part.get("id")) for part in _parts(header, "prefixes")],
-        "asked": {str(part.get("id")): {"n": part.get("n") or 1, "beam_width": part.get("beam_width")} for part in _parts(header, "requests")},
+        "asked": {str(part.get("id")): {name: part.get(name) for name in ("n", "beam_width", "prefix")} for part in _parts(header, "requests")},
         "num_sequences": sum(max(int(part.get("n") or 1), int(part.get("beam_width") or 1)) for part in _parts(header, "requests")),
     }
 

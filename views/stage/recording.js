@@ -122,8 +122,14 @@ class Recording {
     return this.isPaper && (this.header.num_sequences > WIDEST_ROWS || this.header.prefixes.length > 0);
   }
 
-  wordsOf(request) {
-    return request.token_ids.map((t) => this.token(t)).join(" ");
+  // The provider's prefix that a request begins with, or null.
+  prefixOf(request) {
+    const asked = this.groupsAsked[this.groupName(request)];
+    return (asked && asked.prefix) || null;
+  }
+
+  get hasBeams() {
+    return Object.values(this.groupsAsked).some((asked) => asked.beam_width) || this.choices.length > 0;
   }
 
   // The selections of beam searches up to a frame, and the newest of them.

@@ -47,7 +47,7 @@ class Stage {
     const middle = this.card(main, "Physical blocks", "pool");
     this.pool = new PoolPanel(middle.body, middle.title);
     const queueTitle = html(middle.card, "h2", { class: "queue-title" }, "Free queue");
-    html(queueTitle, "span", {}, " · the head is taken next, the tail is kept longest");
+    this.queueWords = html(queueTitle, "span", {});
     this.queue = new QueuePanel(html(middle.card, "div", { class: "queue" }));
     const right = this.card(main, "What happened", "happened");
     this.where = html(right.title, "span");
@@ -171,12 +171,16 @@ class Stage {
     const signature = JSON.stringify([this.recording.traceId, parts]);
     if (signature === this.footDrawn) return;
     this.footDrawn = signature;
+    this.swap.card.style.flex = `0 1 min(62%, ${150 + 90 * this.recording.header.num_cpu_blocks}px)`;
     for (const name of ["chains", "family", "shares", "swap"]) this[name].card.style.display = parts[name] ? "" : "none";
-    const height = parts.family && sequences > 3 ? 98 : Object.values(parts).some(Boolean) ? 78 : 0;
+    const height = parts.family && sequences > 5 ? 118 : Object.values(parts).some(Boolean) ? 78 : 0;
     this.foot.style.display = height ? "" : "none";
     this.root.style.setProperty("--foot", `${height}px`);
     this.root.style.setProperty("--foot-and-gap", `${height ? height + 10 : 0}px`);
     this.root.classList.toggle("paper", this.recording.isPaper);
+    this.root.classList.toggle("beams", this.recording.hasBeams);
+    this.root.classList.toggle("dense", sequences > 5);
+    this.queueWords.textContent = this.recording.isPaper ? " · taken from the head, and given back to the head" : " · the head is taken next, the tail is kept longest";
     forgetSizes();
   }
 
@@ -199,7 +203,7 @@ class Stage {
   // What the marks in the left panel mean: those that this run can have.
   drawLegend() {
     const { recording } = this;
-    if (recording.isPaper) return setText(this.legend, ["×2: two sequences refer to the block", "dashed: key and value not written yet", "bold: generated"].join(" · "));
+    if (recording.isPaper) return setText(this.legend, ["×2: two references", "dashed: not written yet", "bold: generated"].join(" · "));
     const onlyFull = !recording.hasGroups && ["full", "MLA"].includes(recording.groups[0].label);
     const states = recording.groups.some((g) => g.is_state) ? ["@8 state after 8 tokens"] : [];
     if (recording.hasGroups && states.length) states.unshift("#4/8 hash of 4 of 8 tokens");
@@ -214,12 +218,12 @@ class Stage {
   drawChips(frame) {
     const { engine, pair, about } = this.recording.header;
     const chips = [[engine.label, "engine", `This run is that of ${engine.title}`], [about, "", "The model that runs and the size of the pool"]];
+    if (frame.requests.some((r) => r.forced.length)) chips.splice(1, 0, ["some tokens are forced", "", "The scenario dictates these tokens; each is marked"]);
     if (pair) chips.splice(1, 0, [pair.label, "pair", "Opens the scene that shows the same with the other engine", `?scene=${encodeURIComponent(pair.scene)}`]);
     if (this.isWaiting) chips.push(["the model computes the next step", "wait", "Nothing further is recorded yet; it will appear by itself"]);
     if (frame.kind === "engine_failed") chips.push(["run stopped by an error", "bad", frame.say.text]);
     else chips.push(["✓ invariants hold", "ok", "Every recorded frame was checked: each block is free, used or null; counts, tables, hashes and the queue agree"]);
     if (frame.agreed) chips.push([`✓ ${frame.agreed}`, "ok", "The kernel's attention output was compared with the plain reference"]);
-    if (frame.requests.some((r) => r.forced.length)) chips.push(["some tokens are forced", "", "The scenario dictates these tokens; each is marked"]);
     const signature = JSON.stringify(chips);
     if (signature === this.chipsDrawn) return;
     this.chipsDrawn = signature;

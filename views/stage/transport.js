@@ -193,8 +193,8 @@ class Transport {
   drawCorrection(at) {
     const flag = svg(this.marks, "g", { class: "mark-correction" });
     hint(flag, "what you may have read, and what really happens");
-    svg(flag, "circle", { cx: at, cy: 4, r: 6 });
-    svg(flag, "text", { x: at, y: 7.6, "text-anchor": "middle" }, "!");
+    svg(flag, "circle", { cx: at, cy: 1, r: 6 });
+    svg(flag, "text", { x: at, y: 4.6, "text-anchor": "middle" }, "!");
   }
 
   destroy() {

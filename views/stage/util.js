@@ -140,7 +140,7 @@ function requestColour(recording, requestId) {
 }
 
 function requestLetter(requestId) {
-  return requestId.length <= 2 ? requestId : requestId[0].toUpperCase();
+  return requestId.length <= 2 || /^\p{L}\d\d$/u.test(requestId) ? requestId : requestId[0].toUpperCase(); // A10 is the tenth sequence of group A
 }
 
 function isDark(colour) {
