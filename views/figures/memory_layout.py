@@ -40,6 +40,7 @@ def memory_split(data: Mapping[str, Any], height: int = 380) -> go.Figure:
             text=texts[name],
             textposition="inside",
             insidetextanchor="middle",
+            textangle=0,
             insidetextfont={"color": kind.ink, "size": 13},
             constraintext="none",
             hovertemplate=f"%{{text}} {kind.words}<extra></extra>",

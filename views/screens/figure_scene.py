@@ -19,7 +19,7 @@ header[data-testid="stHeader"] { display: none; }
 .figure-head h1 { font-size: 21px; font-weight: 680; margin: 0; padding: 0; line-height: 30px; }
 .figure-head p { margin: 0; font-size: 14.5px; line-height: 20px; }
 .figure-head small, .figure-side small { color: color-mix(in srgb, currentColor 66%, transparent); font-size: 12.5px; }
-.st-key-figure-nav { width: auto !important; align-items: center; justify-content: flex-end; gap: 6px !important; }
+.st-key-figure-nav { width: auto !important; flex-wrap: nowrap; align-items: center; justify-content: flex-end; gap: 6px !important; }
 .st-key-figure-nav a { min-height: 30px !important; height: 30px; padding: 2px 10px !important; border-radius: 8px; margin: 0; background: none !important;
   border: 1px solid color-mix(in srgb, currentColor 22%, transparent); }
 .st-key-figure-nav p { font-size: 13px !important; font-weight: 500; max-width: 140px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
@@ -39,6 +39,11 @@ header[data-testid="stHeader"] { display: none; }
 .numbers td.words, .numbers th.words { text-align: left; }
 .stMainBlockContainer [data-testid="stCaptionContainer"] p { font-size: 12.5px; line-height: 17px; }
 .stMainBlockContainer [data-testid="stSlider"] label p, .stMainBlockContainer [data-testid="stSelectbox"] label p { font-size: 13px; }
+@media (max-width: 1180px) {
+  .st-key-figure-body > div > .stHorizontalBlock { flex-direction: column; }
+  .st-key-figure-body > div > .stHorizontalBlock > .stColumn { width: 100%; flex: none; }
+  .st-key-figure-nav p { max-width: 104px; }
+}
 [data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
 </style>"""
 
@@ -49,7 +54,8 @@ def figure_scene(page: StreamlitPage, scene_id: str) -> None:
     result = state.figure_result(scene_id)
     st.html(STYLE)
     _head(page, scene)
-    figure, side = st.columns([0.725, 0.275], gap="medium")
+    with st.container(key="figure-body"):
+        figure, side = st.columns([0.725, 0.275], gap="medium")
     with figure:
         VIEWS[scene.figure](scene, result, addresses(scene))
     with side:
@@ -67,7 +73,7 @@ def _address(scene_id: str, step: int | None) -> str:
 
 
 def _head(page: StreamlitPage, scene: FigureScene) -> None:
-    words, ways = st.columns([0.66, 0.34])
+    words, ways = st.columns([0.62, 0.38])
     words.html(
         f'<div class="figure-head"><h1>{html.escape(scene.title)}</h1><p>{html.escape(scene.goal)} <small>({html.escape(scene.source)})</small></p></div>'
     )
