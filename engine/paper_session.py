@@ -71,8 +71,6 @@ class PaperSession(SessionBase[PaperConfig]):
                 self._arrive(spec)
         while scheduler.has_unfinished_requests():
             yield from self._iterate(may_wait=False)
-            if recorder.is_full:
-                return
         pending = sorted((r for r in requests if not r.is_prefix), key=lambda r: r.arrival_step)
         actions = sorted(self._inputs["actions"], key=lambda a: a.at_step)
         while pending or actions or scheduler.has_unfinished_requests():
@@ -86,8 +84,6 @@ class PaperSession(SessionBase[PaperConfig]):
             if scheduler.has_unfinished_requests():
                 recorder.begin_step()
                 yield from self._iterate(may_wait=bool(pending or actions))
-                if recorder.is_full:
-                    return
 
     def _iterate(self, *, may_wait: bool) -> Iterator[None]:
         """One iteration. Raises EngineError when nothing can ever go on, unless something may still happen from outside (`may_wait`)."""
@@ -98,8 +94,6 @@ class PaperSession(SessionBase[PaperConfig]):
         if not plan.sequences and self._places() == before and not may_wait:
             raise EngineError(self._stuck())
         yield
-        if recorder.is_full:
-            return
         recorder.begin_op("execute_model")
         if self._runner is None:
             self._runner = self._runner_choice.make(self._emit)

@@ -70,7 +70,7 @@ class SessionBase(Generic[C]):
                 next(self._ops)
             except StopIteration:
                 self._finished = True
-                self.trace.complete = True
+                self.trace.complete = not self._recorder.is_full
             except PagewalkError as error:
                 self._fail(error)
             except Exception as error:
