@@ -126,7 +126,7 @@ def _format_of(names: set[str], place: str) -> _Format:
         for there, missing in ((candidate.prompt_len, candidate.output_len), (candidate.output_len, candidate.prompt_len)):
             if there in names:
                 raise InvalidInput(f"{place}: there is {there}, but {missing} is missing: add it")
-    shown = ", ".join(sorted(names)[:6])[:120]
+    shown = ", ".join(map(repr, sorted(names)[:6]))[:120]
     raise InvalidInput(f"{place}: the names here are {shown or 'none'}, but the lengths must be called {_EXPECTED}")
 
 

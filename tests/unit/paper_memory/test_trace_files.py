@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.errors import InvalidInput
 from engine.paper import trace_files
 from engine.paper.trace_files import read_trace
-from engine.paper.workload import WorkloadRequest
+from engine.paper.workload import Workload, WorkloadRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109\r\n"
 MOONCAKE = '{"timestamp": 500, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n\n{"timestamp": 3500, "input_length": 9, "output_length": 2}'
@@ -55,7 +58,7 @@ HEAD = "prompt_len,output_len\n"
         (b" \n\n", "x: the file is empty"),
         (b"prompt_len,tokens\n1,2\n", "x:1: there is prompt_len, but output_len is missing"),
         (b"GeneratedTokens\n1\n", "x:1: there is generatedtokens, but contexttokens is missing"),
-        (b"a;b\n1;2\n", "x:1: the names here are a;b, but the lengths must be called"),
+        (b"a;b\n1;2\n", "x:1: the names here are 'a;b', but the lengths must be called"),
         (HEAD.encode(), "x:1: there are column names, but no request follows"),
         ((HEAD + "5,5\n-3,5\n").encode(), "x:3: prompt_len is -3, but a length cannot be negative"),
         ((HEAD + "5,0\n").encode(), "x:2: output_len is 0, but a request has at least 1 token"),
@@ -85,6 +88,7 @@ HEAD = "prompt_len,output_len\n"
         (b'{"input_length": 5, "output_length": 6.0}\n', "x:1: output_length is '6.0'"),
         (b'{"input_length": 5, "output_length": ' + b"9" * 5000 + b"}\n", "x:1: "),
         (b'{"timestamp": NaN, "input_length": 5, "output_length": 6}\n', "x:1: timestamp is 'nan'"),
+        (b'{"\\ud800\\n": 5}', r"x:1: the names here are '\\ud800\\n', but the lengths must be called"),
         (b"PK\x03\x04\x00\x00", "x:1: this line has zero bytes"),
     ],
 )
@@ -94,6 +98,34 @@ def test_bad_files(data: bytes, message: str) -> None:
     assert re.match(message, str(refused.value)), str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 260
+
+
+@settings(max_examples=300)
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.text(alphabet='0123456789-.,;:"{}[]\n\r\t eE+prmt_lenou', max_size=120).map(lambda text: (HEAD + text).encode()),
+        st.tuples(st.sampled_from([AZURE.encode(), MOONCAKE.encode()]), st.integers(0, 150), st.binary(max_size=3)).map(
+            lambda cut: cut[0][: cut[1]] + cut[2] + cut[0][cut[1] + len(cut[2]) :]
+        ),
+        st.dictionaries(
+            st.sampled_from(["input_length", "output_length", "timestamp", "x"]), st.recursive(st.integers() | st.floats() | st.text(), st.lists)
+        ).map(lambda row: json.dumps(row).encode()),
+    )
+)
+def test_whatever_is_in_a_file_it_is_read_or_refused_in_a_sentence(data: bytes) -> None:
+    sentence = ""
+    workload = Workload("none", "", ())
+    try:
+        workload = read_trace(data, "x")
+    except InvalidInput as refused:
+        sentence = str(refused)
+    if sentence:
+        assert re.fullmatch(r"x(:\d+)?: [^\n]+", sentence.encode().decode())
+        return
+    assert workload.requests
+    assert all(1 <= length <= 10_000_000 for r in workload.requests for length in (r.prompt_len, r.output_len))
+    assert [r.arrival for r in workload.requests] == sorted(r.arrival for r in workload.requests)
 
 
 def test_a_file_of_200_mb_is_refused_before_it_is_read() -> None:
