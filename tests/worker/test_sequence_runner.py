@@ -173,6 +173,28 @@ def test_a_swapped_group_goes_on_as_if_nothing_had_happened(model: PreTrainedMod
     assert runner.rows()[-1].request_id in names  # they left the batch and joined it again behind X
 
 
+def test_one_group_goes_while_another_comes(model: PreTrainedModel, reference: PreTrainedModel) -> None:
+    """Both in one iteration, the one into the very blocks that the other leaves: pages are swapped out first, then in."""
+    runner = make_sequence_runner(model)
+    groups = HandMadeGroups(runner)
+    groups.add("A", random_prompt(9, seed=1))
+    groups.add("B", random_prompt(10, seed=2))
+    groups.step()
+    groups.swap_out(["B"])
+    groups.step()
+    left = groups.swap_out(["A"])
+    groups.free = sorted(left)
+    groups.swap_in(["B"])
+    groups.step(["B"])
+    plan = groups.plans[-1]
+    assert {pair[0] for pair in plan.swap_out} == {pair[1] for pair in plan.swap_in} == left
+    assert worst_difference(runner, plan, reference) <= TOLERANCE
+    groups.free = [b for b in range(64) if b not in left]
+    groups.swap_in(["A"])
+    groups.step()
+    assert worst_difference(runner, groups.plans[-1], reference) <= TOLERANCE
+
+
 def test_a_recomputed_group_goes_on_as_if_nothing_had_happened(model: PreTrainedModel, reference: PreTrainedModel) -> None:
     """Section 4.5: prompt and outputs computed as one prompt; the first sequence computes all, the others share its full blocks in the same iteration."""
     hot = [SamplingParams(max_tokens=64, temperature=1.0, seed=seed) for seed in range(3)]
