@@ -146,7 +146,7 @@ class RequestsPanel {
     const head = html(parent, "header");
     drawLetter(head, request);
     if (request.request_id.length > 2) html(head, "b", { class: "name" }, request.request_id);
-    html(head, "b", {}, sequenceStatus(request));
+    if (!request.sequence_group || request.status !== "RUNNING") html(head, "b", {}, sequenceStatus(request));
     const generated = request.token_ids.length - request.num_prompt_tokens;
     const again = request.num_preemptions ? `, preempted ${request.num_preemptions}×` : "";
     if (request.sequence_group) return this.drawSequenceHead(head, request, generated);

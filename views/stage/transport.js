@@ -1,6 +1,7 @@
 // Buttons, scrubber and keys. It knows nothing of blocks: it moves a cursor and says so.
 const SPEEDS = [0.5, 1, 2, 4];
 const STEP_SIZES = ["event", "operation", "engine step"];
+const FLAG_ROOM = 11; // pixels between two flags
 const MILLISECONDS_PER_STEP = 1000; // at speed 1
 
 const ICONS = {
@@ -175,10 +176,11 @@ class Transport {
   drawMarks(recording, x) {
     this.marks.replaceChildren();
     const taken = new Map();
+    let flagged = -FLAG_ROOM;
     recording.frames.forEach((frame, index) => {
       const at = Math.round(x(index));
       const step = index > 0 && frame.step !== recording.frames[index - 1].step;
-      if (recording.corrections[frame.seq]) this.drawCorrection(at);
+      if (recording.corrections[frame.seq] && at - flagged > FLAG_ROOM) this.drawCorrection((flagged = at));
       if (step) svg(this.marks, "line", { x1: at, x2: at, y1: 25, y2: 30, class: "mark-step" });
       const kind = markOf(frame);
       if (!kind || taken.get(at) >= kind.weight) return;
