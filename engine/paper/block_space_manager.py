@@ -102,8 +102,6 @@ class BlockSpaceManager:
         num_writers: Counter[KVCacheBlock] = Counter()
         for sequence in sequences:
             table, index = self.block_tables[sequence.sequence_id], self._write_index(sequence)
-            if index is None:
-                continue
             if index >= len(table):
                 num_new += 1
             else:
@@ -116,11 +114,9 @@ class BlockSpaceManager:
 
     def append_slot(self, sequence: Sequence) -> tuple[int, int] | None:
         """Make sure that the sequence's last token has a slot of its own to be written to: a new block when the last one is full, a copy when others refer to
-        it too (copy-on-write). Returns the copy to make (source, destination), or None. Nothing happens while a recomputation is under way, which has all its
-        blocks. Raises EngineError, changing nothing, when a block is needed and none is free."""
+        it too (copy-on-write). Returns the copy to make (source, destination), or None. Nothing happens where a prompt or a recomputation is still to be
+        computed, which has all its blocks. Raises EngineError, changing nothing, when a block is needed and none is free."""
         table, index = self.block_tables[sequence.sequence_id], self._write_index(sequence)
-        if index is None:
-            return None
         if index >= len(table):
             self._require(1)
             self._append_blocks(sequence, 1, sequence.num_tokens)
@@ -129,11 +125,10 @@ class BlockSpaceManager:
             return self._copy_on_write(sequence, index)
         return None
 
-    def _write_index(self, sequence: Sequence) -> int | None:
-        """The entry of the sequence's table that its last token is written to, None while it is not the only one to be written."""
-        if sequence.num_uncomputed_tokens != 1:
-            return None
-        return (sequence.num_tokens - 1) // self.block_size - self._num_prefix_blocks_elsewhere(sequence)
+    def _write_index(self, sequence: Sequence) -> int:
+        """The entry of the sequence's table that its last token is written to. Of a swapped one the entries begin behind the prefix's full blocks."""
+        skipped = self._num_prefix_blocks(sequence.group) if sequence.status is SequenceStatus.SWAPPED else 0
+        return (sequence.num_tokens - 1) // self.block_size - skipped
 
     def _copy_on_write(self, sequence: Sequence, index: int) -> tuple[int, int]:
         table = self.block_tables[sequence.sequence_id]
@@ -254,9 +249,6 @@ class BlockSpaceManager:
     def _num_prefix_blocks(self, group: SequenceGroup) -> int:
         """Full blocks of the provider's prefix: the first entries of every table of the group."""
         return group.num_prefix_tokens // self.block_size
-
-    def _num_prefix_blocks_elsewhere(self, sequence: Sequence) -> int:
-        return self._num_prefix_blocks(sequence.group) if sequence.status is SequenceStatus.SWAPPED else 0
 
     # ------------------------------------------------------------------ for scenarios and plumbing
     def arrange_free_queue(self, order: Iterable[int]) -> None:

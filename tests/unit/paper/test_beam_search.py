@@ -50,6 +50,12 @@ def test_the_search_is_over_when_no_running_beam_beats_the_worst_of_a_full_list(
     assert (chosen.finished, chosen.running, chosen.is_over) == ([0], [], True)
 
 
+def test_a_running_beam_that_is_only_as_good_as_the_worst_finished_one_does_not_go_on() -> None:
+    hypotheses = Hypotheses[str](2, 0.0)
+    hypotheses.add(-1.0, "a")
+    assert select(candidates((STOP, -2.5), (1, -2.5)), hypotheses, ends, 3, False).is_over
+
+
 def test_with_a_length_penalty_the_same_beam_may_still_win() -> None:
     """-2.5 / 3 outputs is better than -1.0 / 1."""
     hypotheses = Hypotheses[str](2, 1.0)

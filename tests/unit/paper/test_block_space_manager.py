@@ -254,6 +254,25 @@ def test_a_prefix_is_not_swapped_but_let_go_and_referred_to_again() -> None:
     assert (ref_counts(manager, prefix), manager.block_ids("A")) == ([2, 2, 1], (0, 1, 3))
 
 
+@pytest.mark.parametrize(("num_own", "num_slots"), [(4, 2), (3, 1)])
+def test_coming_back_beside_a_prefix_the_next_slots_are_counted_too(num_own: int, num_slots: int) -> None:
+    """Prefix of 4, own prompt of 4 or 3: two samples need two new blocks, or one copy of the block that they share."""
+    manager = BlockSpaceManager(4, 9, 9)
+    prefix = group_of(4, request_id="P").sequences[0]
+    manager.allocate(prefix.group)
+    group = SequenceGroup(PaperRequestSpec("A", tuple(range(4 + num_own)), n=2), 1, prefix)
+    manager.allocate(group)
+    group.living.append(group.fork(group.living[0]))
+    manager.fork(group.living[0], group.living[1], WHY)
+    for sequence in group.living:
+        sequence.num_computed_tokens = sequence.num_tokens
+        sequence.append_token(50, forced=False)
+    manager.swap_out(group, WHY)
+    assert manager.num_blocks_to_swap_in(group) == 1 + num_slots
+    manager.swap_in(group, WHY)
+    assert manager.num_blocks_to_append(group.living) == num_slots
+
+
 def test_a_swapped_sequence_is_freed_in_the_swap_space() -> None:
     manager = BlockSpaceManager(4, 8, 8)
     group = running(manager, 7, n=2)

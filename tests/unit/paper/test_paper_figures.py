@@ -134,3 +134,10 @@ def test_figure_10_the_prefix_stays_whoever_comes_and_goes() -> None:
     driven.scheduler.add_request(PaperRequestSpec("B", (*prefix, 51), prefix_id="P", max_tokens=2))
     plan = driven.step()
     assert (plan.copies, plan.sequences[0].num_computed_tokens, plan.sequences[0].block_ids[:2]) == ((), 8, (0, 1))  # no partial block, no copy
+
+
+def test_figure_10_the_prefix_has_an_iteration_of_its_own() -> None:
+    """Also before requests that do not begin with it, and although there would be room beside it."""
+    driven = Driven(request("A", 4, (1, 1)), PaperRequestSpec("P", (1, 2, 3), is_prefix=True), num_blocks=9)
+    assert [s.sequence_id for s in driven.step().sequences] == ["P"]
+    assert [s.sequence_id for s in driven.step().sequences] == ["A"]
