@@ -99,8 +99,9 @@ class Frame(msgspec.Struct, frozen=True):
     operation (``prepare``, ``add_request A``, ``schedule``, ``execute_model``, ``update_from_output``). `free_queue`: block ids, head first. `requests`: all
     that ever arrived, in order of arrival.
     `hash_map`: the prefix cache in order of insertion, key -> block ids. `cpu_blocks`, `cpu_free_queue`, `swapped`: the paper's swap space, which block ids are
-    free in it, and the sequence groups that lie there; empty in V1, which does not swap. `slot_mapping`: of the batch that the worker prepared last, int per
-    scheduled token.
+    free in it, and the sequence groups that lie there; empty in V1, which does not swap. Of the paper's engine `requests` are the sequences, in order of birth
+    over all requests; `running` names sequences, in the order in which they are served, `waiting` and `swapped` name requests. `slot_mapping`: of the batch
+    that the worker prepared last, int per scheduled token.
     """
 
     seq: int

@@ -34,7 +34,9 @@ def block(block_id: int, tokens: tuple[int | None, ...] = (None, None), owner: s
 
 
 def frame(seq: int, step: int, event: Event, blocks: list[BlockState], tokens: dict[str, tuple[int, ...]], tables: dict[str, tuple[int, ...]]) -> Frame:
-    requests = tuple(RequestState(r, "RUNNING", 3, t, 3, (tables.get(r, ()),), ("ab",) if t else (), (None,)) for r, t in tokens.items())
+    requests = tuple(
+        RequestState(r, "RUNNING", 3, t, 3, (tables.get(r, ()),), ("ab",) if t else (), (None,), parent_id="B", cpu_block_ids=(1,)) for r, t in tokens.items()
+    )
     free = tuple(b.block_id for b in blocks if not b.ref_cnt and not b.is_null)
     hash_map = tuple((b.block_hashes[0], (b.block_id,)) for b in blocks if b.block_hashes)
     return Frame(
@@ -53,6 +55,9 @@ def frame(seq: int, step: int, event: Event, blocks: list[BlockState], tokens: d
         (6, 7, 2),
         {},
         Counters(),  # type: ignore[arg-type]
+        (block(0), block(1, (1, None), "A")),
+        (0,),
+        ("W",),
     )
 
 
@@ -167,15 +172,25 @@ FACTS: list[tuple[Any, str, Any, Any]] = [
     (LOOKUP, "num_hit_tokens", 0, 2),
     (LOOKUP, "cause", "not_cached", "block_not_full"),
     (LOOKUP, "event", {"max_hit_tokens": 2, "hit_block_ids": []}, {"max_hit_tokens": 3}),
+    # the paper's engine
+    (ALLOCATED, "cpu_block_table", {"A": [1]}, {"A": [0]}),
+    (ALLOCATED, "cpu_ref_cnt", {0: 0, 1: 1}, {1: 2}),
+    (ALLOCATED, "cpu_block_tokens", {1: ["Four", None], 0: [None, None]}, {1: ["score", None]}),
+    (ALLOCATED, "cpu_free_queue", [0], [0, 1]),
+    (ALLOCATED, "swapped", ["W"], []),
+    (ALLOCATED, "parents", {"A": "B"}, {"A": None}),
 ]
+PAPER_FACTS = {f[1] for f in FACTS[-6:]}
 
 
 def _check(at: Any, fact: str, value: Any) -> list[str]:
     trace = made_by_hand()
     made = scenario()
     expectation = {"at": at, fact: value}
-    if fact in ("running", "waiting"):
+    if fact in ("running", "waiting", "swapped"):
         made = scenario(requests=[{"id": r, "prompt_token_ids": [1], "force": [4]} for r in ("A", "W")])
+    if fact in PAPER_FACTS:
+        made = scenario(engine="paper", config={"num_blocks": 4, "block_size": 2, "num_cpu_blocks": 2}, requests=made.plain()["requests"])
     data = {**made.plain(), "expect": [expectation]}
     return [str(f) for f in check_expectations(scenario_from_data(data), trace, WordTokenizer().decode)]
 
