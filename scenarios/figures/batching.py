@@ -40,7 +40,9 @@ def compute(parameters: Parameters) -> FigureResult:
     values: dict[str, Value] = {}
     for policy, schedule in schedules.items():
         values |= {f"{policy}.{name}": value for name, value in _values(schedule).items()}
-    data: dict[str, Any] = {policy: {"name": s.name, "end": s.end, "rows": [asdict(row) | {"latency": row.latency} for row in s.rows]} for policy, s in schedules.items()}
+    data: dict[str, Any] = {
+        policy: {"name": s.name, "end": s.end, "rows": [asdict(row) | {"latency": row.latency} for row in s.rows]} for policy, s in schedules.items()
+    }
     return FigureResult(values, {**data, "max_batch_size": parameters.max_batch_size, "values": values})
 
 

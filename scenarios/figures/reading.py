@@ -92,5 +92,7 @@ def _parameter_problems(plain: Mapping[str, Any], source: Source) -> list[Proble
 
 def _links(scene: FigureScene) -> Iterator[tuple[Path, str]]:
     for index, link in enumerate(scene.links):
+        if (link.scene is None) == (link.screen is None):
+            yield ("links", index), "a link leads to a scene or to a screen; give it “scene” or “screen”, and not both"
         if link.at is not None and link.step is None:
             yield ("links", index, "at"), "an event is named, but no step that shows it; add “step”"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
@@ -35,13 +35,14 @@ class FigureCorrection(Part):
 
 
 class FigureLink(Part):
-    """Where something of the figure can be seen: a scene, and if wanted the step that its stage opens at.
+    """Where something of the figure can be seen: a scene, and if wanted the step that its stage opens at; or another screen.
 
     `at` names the event that the step shows; a test keeps both together. `about` names the part of the figure that the link belongs to.
     """
 
-    scene: str = Field(pattern=ID_PATTERN)
     say: Sentence
+    scene: str | None = Field(None, pattern=ID_PATTERN)
+    screen: Literal["memory"] | None = None
     step: int | None = Field(None, ge=0)
     at: Selector | None = None
     about: str | None = None

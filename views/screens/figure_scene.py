@@ -9,6 +9,7 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from scenarios import FigureResult, FigureScene, SceneInfo
+from scenarios.figures.schema import FigureLink
 from views import state
 from views.screens.figure_views import VIEWS
 
@@ -65,11 +66,13 @@ def figure_scene(page: StreamlitPage, scene_id: str) -> None:
 def addresses(scene: FigureScene) -> dict[str, str]:
     """Part of the figure -> the address that shows it, for links to scenes that are there."""
     known = {info.id for info in state.scenes()}
-    return {link.about: _address(link.scene, link.step) for link in scene.links if link.about and link.scene in known}
+    return {link.about: _address(link) for link in scene.links if link.about and link.scene in known}
 
 
-def _address(scene_id: str, step: int | None) -> str:
-    return f"?scene={scene_id}" + (f"&step={step}" if step is not None else "")
+def _address(link: FigureLink) -> str:
+    if link.scene is None:
+        return f"?screen={link.screen}"
+    return f"?scene={link.scene}" + (f"&step={link.step}" if link.step is not None else "")
 
 
 def _head(page: StreamlitPage, scene: FigureScene) -> None:
@@ -105,9 +108,9 @@ def _side(scene: FigureScene, result: FigureResult) -> str:
     for correction in scene.corrections:
         read, really = html.escape(correction.read), html.escape(correction.really)
         text += f'<div class="read"><b>What you may have read</b><p>{read}</p><b>What is right</b><p>{really} <small>({correction.rule})</small></p></div>'
-    known = {info.id: info.title for info in state.scenes()}
+    known: dict[str | None, str] = {None: "The memory screen", **{info.id: info.title for info in state.scenes()}}
     links = [
-        f'<li><a href="{_address(link.scene, link.step)}" target="_self">{html.escape(known[link.scene])}</a>: {html.escape(link.say)}</li>'
+        f'<li><a href="{_address(link)}" target="_self">{html.escape(known[link.scene])}</a>: {html.escape(link.say)}</li>'
         for link in scene.links
         if link.scene in known
     ]
