@@ -80,7 +80,8 @@ def _requests(scenario: Scenario) -> Iterator[tuple[Path, str]]:
             yield (*path, "prompt_length"), message
         if len(request.force) > request.output_limit:
             yield (*path, "force"), f"{len(request.force)} outputs are forced, but max_tokens is {request.output_limit}; raise it or force fewer"
-        if scenario.model == "none" and not several_sequences(request) and not request.force_samples and len(request.force) < request.output_limit:
+        dictated = request.force_samples or request.force_beams
+        if scenario.model == "none" and not several_sequences(request) and not dictated and len(request.force) < request.output_limit:
             message = f"without a model every output must be forced: {len(request.force)} of {request.output_limit} are; force the rest or name a model"
             yield (*path, "force"), message
         if request.priority and scenario.config.policy != "priority":

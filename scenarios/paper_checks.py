@@ -143,9 +143,9 @@ def _group(scenario: Scenario, path: Path, request: RequestPart) -> _Found:
         yield (*path, "n"), f"this is {request.n}, but a beam search of width {width} cannot return more than {width}; lower it or raise beam_width"
     field, number = ("beam_width", width) if width is not None else ("n", request.n)
     if number > config.max_num_seqs:
-        yield (*path, field), f"this is {number}, but max_num_seqs lets {config.max_num_seqs} sequences run at the same time; raise it or give a smaller number"
+        yield (*path, field), f"this is {number}, but max_num_seqs is {config.max_num_seqs}, and they run together; raise it or give a smaller number"
     elif number > config.max_num_batched_tokens:
-        message = f"this is {number}, but max_num_batched_tokens lets {config.max_num_batched_tokens} tokens be computed at the same time"
+        message = f"this is {number}, but max_num_batched_tokens is {config.max_num_batched_tokens}, and each computes a token"
         yield (*path, field), f"{message}; raise it or give a smaller number"
     given = [name for name in ("force", "force_samples", "force_beams") if getattr(request, name)]
     if len(given) > 1:

@@ -135,12 +135,12 @@ class _Resolver:
         return [((*path, prompt_field(part)), f"{message}; shorten it or raise max_num_batched_tokens to {num_tokens} or more")]
 
     def _prefix_blocks(self, part: PrefixPart, path: Path, num_tokens: int) -> Found:
-        config = self._scenario.config
-        needed = self._blocks(num_tokens)
-        if needed <= config.num_blocks:
+        config, needed = self._scenario.config, self._blocks(num_tokens)
+        kept = self._num_kept_blocks() - needed
+        if kept + needed < config.num_blocks:
             return []
-        message = f"a prefix of {num_tokens} tokens needs {needed} blocks of {config.block_size}, but {self._pool(0)}"
-        return [((*path, prompt_field(part)), f"{message}; shorten it or set num_blocks to {needed + 1} or more")]
+        message = f"a prefix of {num_tokens} tokens needs {_count(needed)} of {config.block_size} for ever, but {self._pool(kept)}, and requests need some too"
+        return [((*path, prompt_field(part)), f"{message}; shorten it or set num_blocks to more than {kept + needed}")]
 
     def _length(self, part: RequestPart, path: Path, spec: PaperRequestSpec) -> Found:
         num_prompt_tokens, limit, field = len(spec.prompt_token_ids), self._scenario.config.max_model_len, prompt_field(part)
@@ -157,8 +157,10 @@ class _Resolver:
         """Whether the request can get to its end when it is alone with the prefixes. Samples share the full blocks of the prompt; how much beams share is
         known only when they are chosen."""
         config = paper_config(self._scenario, self._num_positions)
-        kept = sum(self._blocks(len(token_ids)) for token_ids in self._prefixes.values())
+        kept = self._num_kept_blocks()
         usable = config.num_blocks - kept
+        if usable < 1:
+            return []  # said of the prefixes already
         shared, num_prompt_tokens = num_prefix_tokens // config.block_size, len(spec.prompt_token_ids)
         needed = self._blocks(num_prompt_tokens) - shared
         if needed > usable:
@@ -173,6 +175,9 @@ class _Resolver:
         what = f"{num_prompt_tokens} prompt tokens and {spec.max_tokens} outputs{several} need {number}{_besides(shared)}"
         place = (*path, "max_tokens") if part.max_tokens is not None else path
         return [(place, f"{what}, but {self._pool(kept)}; lower max_tokens or set num_blocks to {needed + kept} or more")]
+
+    def _num_kept_blocks(self) -> int:
+        return sum(self._blocks(len(token_ids)) for token_ids in self._prefixes.values())
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._scenario.config.block_size)
