@@ -178,6 +178,10 @@ def _scenario(words: Words, event: Any, facts: Facts) -> str:
     return ""
 
 
+def _prepared(words: Words, event: Any, facts: Facts) -> str:
+    return "A scene may arrange the free queue between iterations; from then on the engine alone decides."
+
+
 def _head_of_free_queue(words: Words, event: Any, facts: Facts) -> str:
     block_ids = list(getattr(event, "block_ids", []))
     if not block_ids:
@@ -260,6 +264,7 @@ PAPER_CAUSES: dict[CauseKind, Why] = {
 
 REASONS_IN_THE_PAPER: dict[CauseKind, Why] = {
     CauseKind.SCENARIO: _scenario,
+    CauseKind.PREPARED: _prepared,
     CauseKind.NEXT_STEP: _next_step,
     CauseKind.HEAD_OF_FREE_QUEUE: _head_of_free_queue,
     CauseKind.REQUEST_FINISHED: _request_finished,

@@ -137,6 +137,8 @@ def _row_updated(words: Words, event: e.RowUpdated) -> str:
 
 def _blocks_freed(words: Words, event: e.BlocksFreed) -> str:
     who, gone, shared = event.request_id or "The scenario", event.prepended + event.appended, event.still_referenced
+    if event.cause.kind is CauseKind.PREPARED:
+        return f"The free queue is laid out: {listed(event.prepended)} come first."
     if not event.block_ids:
         return f"{who} held no block: nothing is given back."
     if gone and shared:
@@ -199,6 +201,8 @@ def _sampled_section(words: Words, event: e.TokenSampled) -> str:
 
 
 def _blocks_touched(words: Words, event: e.BlocksTouched) -> str:
+    if event.cause.kind is CauseKind.PREPARED:
+        return f"The scenario takes hold of {physical(event.block_ids)}, to lay the queue out anew."
     other = event.cause.facts.get("other")
     return f"{event.request_id} shares {physical(event.block_ids)}{f' with {other}' if other else ''}."
 
