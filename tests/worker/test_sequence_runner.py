@@ -13,7 +13,7 @@ from engine.models import load_model
 from engine.trace.events import BlocksCopied, CauseKind, Event, RowUpdated
 from engine.worker.kernel_settings import KernelSettings, choose_kernel_settings
 from tests.worker.hand_made_groups import HandMadeGroups, make_sequence_runner, poison, unshared_logits, worst_difference
-from tests.worker.harness import INTERPRET, ONE_LAYER, TOLERANCE, TORCH, random_prompt, untouched_copy
+from tests.worker.harness import INTERPRET, ONE_LAYER, TOLERANCE, TORCH, Driver, make_runner, random_prompt, untouched_copy
 
 FOUR_SCORE = "Four score and seven years ago our"
 
@@ -252,6 +252,8 @@ def test_draws_depend_on_nothing_but_seed_and_tokens(model: PreTrainedModel) -> 
             groups.step()
         groups.add("A", random_prompt(6, seed=9), SamplingParams(max_tokens=64, temperature=1.3, seed=11))
         for iteration in range(12):
+            if iteration == 8 and company:
+                groups.drop("X")  # somebody else's stream ends
             if iteration == 5 and trouble == "swap":
                 groups.swap_out(["A"])
                 groups.step([n for n in groups.sequences if n != "A"])
@@ -265,6 +267,21 @@ def test_draws_depend_on_nothing_but_seed_and_tokens(model: PreTrainedModel) -> 
     alone = life(False, "")
     assert len(set(alone)) > 6  # hot enough to be no greedy run
     assert life(True, "") == life(False, "swap") == life(True, "swap") == life(True, "recompute") == alone
+
+
+def test_a_stream_goes_on_as_in_v1(model: PreTrainedModel) -> None:
+    """The same seed draws the same tokens in both engines: one stream per sequence, one number per token."""
+    params = SamplingParams(max_tokens=64, temperature=1.3, seed=11)
+    driver = Driver(make_runner(model))
+    driver.add("A", random_prompt(6, seed=9), params)
+    driver.step({"A": 6})
+    groups = HandMadeGroups(make_sequence_runner(model))
+    groups.add("A", random_prompt(6, seed=9), params)
+    groups.step()
+    for _ in range(10):
+        driver.step({"A": 1})
+        groups.step()
+    assert groups.sequences["A"].token_ids == driver.requests["A"].token_ids
 
 
 def test_a_finished_sequence_takes_its_stream_along(model: PreTrainedModel) -> None:
