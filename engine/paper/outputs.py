@@ -73,7 +73,8 @@ class OutputProcessor:
         """One selection: the best candidates go on, forks and ends follow. A parent's sequence goes on as its first child that goes on (or else as its first
         finished one), further children are forks; a parent without children is dropped. Raises EngineError when nothing says who goes on."""
         beams = list(group.living)
-        selection = self._select(group, beams, [_answer(outputs, beam).logprobs for beam in beams])
+        logprobs = [_answer(outputs, beam).logprobs for beam in beams]
+        selection = self._select(group, beams, logprobs)
         heir: dict[int, int] = {}
         for i in [*selection.running, *selection.finished]:
             heir.setdefault(selection.candidates[i].parent, i)
@@ -87,7 +88,7 @@ class OutputProcessor:
             else:
                 names[i], born = group.sequence_id(born), born + 1
         self._tell_selection(group, beams, selection, names)
-        self._carry_on(group, beams, selection, kept, heir)
+        self._carry_on(group, beams, selection, kept, heir, [max(known, key=known.__getitem__) if known else None for known in logprobs])
 
     def _select(self, group: SequenceGroup, beams: list[Sequence], logprobs: list[dict[int, float]]) -> Selection:
         spec, limit, hypotheses = group.spec, self._config.max_model_len, group.hypotheses
@@ -123,9 +124,11 @@ class OutputProcessor:
         cause = Cause(CauseKind.BEAM_SEARCH, {"beam_width": width, "num_candidates": len(candidates)})
         self._emit(BeamsChosen(cause=cause, request_id=group.request_id, beam_width=width, candidates=candidates))
 
-    def _carry_on(self, group: SequenceGroup, beams: list[Sequence], selection: Selection, kept: list[int], heir: dict[int, int]) -> None:
+    def _carry_on(
+        self, group: SequenceGroup, beams: list[Sequence], selection: Selection, kept: list[int], heir: dict[int, int], said: list[int | None]
+    ) -> None:  # fmt: skip
         """Forks, then drops, then tokens, then ends. `kept`: indices of the candidates that become sequences, best first; `heir`: of those, by parent, the one
-        that goes on in the parent's sequence."""
+        that goes on in the parent's sequence; `said`: the most probable token after each beam, None where no model ran."""
         assert group.hypotheses is not None
         width = group.hypotheses.beam_width
         becomes: dict[int, Sequence] = {}
@@ -145,9 +148,8 @@ class OutputProcessor:
             candidate, sequence = selection.candidates[i], becomes[i]
             sequence.cumulative_logprob = candidate.cumulative_logprob
             if candidate.forced:
-                best = next((c.token_id for c in sorted(selection.candidates, key=_by_logprob) if c.parent == candidate.parent), None)
-                facts = {"model_token_id": best} if candidate.cumulative_logprob is not None else {}
-                cause = Cause(CauseKind.FORCED, dict(facts))
+                model_token_id = said[candidate.parent]
+                cause = Cause(CauseKind.FORCED, {} if model_token_id is None else {"model_token_id": model_token_id})
             else:
                 cause = Cause(CauseKind.BEAM_SURVIVES, {"rank": rank, "beam_width": width})
             self._append(sequence, candidate.token_id, cause)
@@ -157,10 +159,6 @@ class OutputProcessor:
             assert end is not None
             group.hypotheses.add(group.hypotheses.score(sequence.cumulative_logprob, sequence.num_output_tokens), sequence)
             self._finish(sequence, *end)
-
-
-def _by_logprob(candidate: Candidate) -> float:
-    return -candidate.cumulative_logprob if candidate.cumulative_logprob is not None else 0.0
 
 
 def _answer(outputs: dict[str, SequenceOutput], sequence: Sequence) -> SequenceOutput:

@@ -163,6 +163,16 @@ def test_forced_survivors_carry_the_models_log_probabilities_and_are_marked() ->
     assert [e.cause for e in beams.log.of(TokenSampled)] == [Cause(CauseKind.FORCED, {"model_token_id": 1})] * 2
 
 
+def test_what_the_model_would_have_said_is_asked_of_the_beam_itself() -> None:
+    """The forced beam is so improbable that none of its continuations is among those looked at; its own most probable token is 6 all the same."""
+    forced = (((0, 1), (0, 7)), ((0, 2), (1, 8)))
+    after = {None: {1: 0.9, 2: 0.05, 7: 1e-9}, 1: {token: 0.2 for token in range(2, 7)}, 7: {6: 0.9, 8: 0.1}, 2: {3: 1.0}, 8: {3: 1.0}}
+    beams = Beams(after, forced_beams=forced)
+    beams.step()
+    beams.step()
+    assert beams.log.of(TokenSampled)[-1].cause.facts == {"model_token_id": 6}
+
+
 def test_without_a_model_forced_beams_have_no_log_probabilities_and_end_at_max_tokens() -> None:
     spec = PaperRequestSpec("A", (9, 9), beam_width=2, n=2, max_tokens=2, forced_beams=(((0, 1), (0, 2)), ((1, 3), (0, 4))))
     driven = Driven(spec, num_blocks=5)
