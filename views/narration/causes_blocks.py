@@ -98,19 +98,20 @@ def _promoted(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _request_finished(words: Words, event: Any, facts: Facts) -> str:
-    return f"The request is finished. {where_freed(event)}"
+    return f"The request is finished. {where_freed(words, event)}"
 
 
 def _preempted(words: Words, event: Any, facts: Facts) -> str:
-    return f"A preempted request gives back everything. {where_freed(event)}"
+    return f"A preempted request gives back everything. {where_freed(words, event)}"
 
 
-def where_freed(event: Any) -> str:
+def where_freed(words: Words, event: Any) -> str:
     if not isinstance(event, e.BlocksFreed | e.BlocksSkipped):
         return "Its blocks are given back."
     parts = []
     if event.appended:
-        parts.append(f"hashed {blocks(event.appended)} to the tail, to be kept longest")
+        order = "to be kept longest" if words.is_caching else "as all blocks without prefix caching"
+        parts.append(f"{'hashed ' if words.is_caching else ''}{blocks(event.appended)} to the tail, {order}")
     if event.prepended:
         parts.append(f"{blocks(event.prepended)} without a hash to the head, to be reused first")
     if event.still_referenced:
@@ -135,25 +136,25 @@ def _outside_window(words: Words, event: Any, facts: Facts) -> str:
     group = words.group(event.group_id)
     skipped = count(number(facts, "num_skipped_tokens"), "token")
     if group.is_state:
-        return f"A newer state exists, so nobody computes with the older one any more. {_where_skipped(event)}"
+        return f"A newer state exists, so nobody computes with the older one any more. {_where_skipped(words, event)}"
     if group.label.startswith("chunk"):
-        return f"The first {skipped} lie in earlier chunks and will not be read again. {_where_skipped(event)}"
-    return f"The first {skipped} lie outside the attention window and will not be read again. {_where_skipped(event)}"
+        return f"The first {skipped} lie in earlier chunks and will not be read again. {_where_skipped(words, event)}"
+    return f"The first {skipped} lie outside the attention window and will not be read again. {_where_skipped(words, event)}"
 
 
 def _state_superseded(words: Words, event: Any, facts: Facts) -> str:
     old = f"the one at logical block {number(facts, 'logical_index')}"
-    return f"A newer state has been computed from {old}; nobody computes with it any more. {_where_skipped(event)}"
+    return f"A newer state has been computed from {old}; nobody computes with it any more. {_where_skipped(words, event)}"
 
 
-def _where_skipped(event: Any) -> str:
-    return where_freed(event) if isinstance(event, e.BlocksSkipped) and (event.prepended or event.appended or event.still_referenced) else ""
+def _where_skipped(words: Words, event: Any) -> str:
+    return where_freed(words, event) if isinstance(event, e.BlocksSkipped) and (event.prepended or event.appended or event.still_referenced) else ""
 
 
 def _copy_queued(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.BlocksCopied):
         return PAGES
-    return f"The step is planned, and the worker copies before it writes anything else, so nothing needs to be held longer. {where_freed(event)}"
+    return f"The step is planned, and the worker copies before it writes anything else, so nothing needs to be held longer. {where_freed(words, event)}"
 
 
 def _partial_hit(words: Words, event: Any, facts: Facts) -> str:

@@ -30,6 +30,11 @@ class Words:
         """Whether the run is one of the paper's engine: no null block, no hashes, sequence groups."""
         return self.header.config.get("engine") == "paper"
 
+    @property
+    def is_caching(self) -> bool:
+        """Whether prefix caching is on, so that full blocks bear hashes."""
+        return self.header.config.get("enable_prefix_caching") is not False
+
     @cached_property
     def groups(self) -> list[Group]:
         """The KV-cache groups of the run."""

@@ -67,10 +67,11 @@ class Cell {
     const mark = hashMark(recording, block, form);
     const hashWidth = mark ? measure(mark, `700 13px ${fontFamily}`) + 5 : 0;
     const count = recording.isPaper && (block.ref_cnt || this.before !== null) ? measure(this.before === null ? `×${block.ref_cnt}` : `${this.before}→${block.ref_cnt}`, `700 ${HEAD_FONT}px ${fontFamily}`) + 8 : 0;
-    const room = Math.max(Math.floor((right - left - hashWidth - count) / pitch), 1); // with reference counts, these come first
+    const room = Math.max(Math.floor((right - left - hashWidth - count) / pitch), form === "words" ? 1 : 0); // with reference counts, these come first
     const names = owners.map((o) => ({ letter: requestLetter(o), colour: requestColour(recording, o) }));
     if (!owners.length && block.pins.length) names.push(isPinnedForCopy(block) ? { letter: "→", colour: "var(--mute)" } : { letter: "S", colour: "var(--mute)" });
     const most = Math.min(room, 3);
+    if (!most) names.length = 0; // no room beside a long number: the border's colour says whose the block is
     if (names.length > most) {
       const hidden = names.length - most + 1;
       names.splice(most - 1, hidden, { letter: most === 1 ? String(hidden) : `+${hidden}`, colour: "var(--mute)" });

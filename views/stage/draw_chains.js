@@ -39,7 +39,7 @@ class ChainsPanel {
     setAttributes(this.picture, { width: Math.max(CHAIN_ROOT + widest * (this.width + CHAIN_GAP) + 8, sizeOf(this.body).width - 2), height: Math.max(lanes * lane + 2, sizeOf(this.body).height - 4) });
     svg(this.picture, "rect", { x: 1, y: top, width: CHAIN_ROOT - 2, height, rx: 8, class: "chain-root" });
     svg(this.picture, "text", { x: CHAIN_ROOT / 2, y: top + height / 2 + 4.5, "text-anchor": "middle", class: "muted" }, "root");
-    if (!nodes.length) svg(this.picture, "text", { x: CHAIN_ROOT + 16, y: top + height / 2 + 4.5, class: "muted" }, "nothing is hashed yet");
+    if (!nodes.length) svg(this.picture, "text", { x: CHAIN_ROOT + 16, y: top + height / 2 + 4.5, class: "muted" }, recording.header.caching ? "nothing is hashed yet" : "prefix caching is off");
     const x = (depth) => CHAIN_ROOT + CHAIN_GAP + depth * (this.width + CHAIN_GAP);
     for (const node of nodes) {
       const left = x(node.depth);

@@ -25,9 +25,10 @@ Copies = list[list[int]]
 """[source, destination] of every copy that is queued and not done yet."""
 
 
-def moves_of(event: Event, null_block: int | None = 0) -> dict[str, Any]:
+def moves_of(event: Event, null_block: int | None = 0, caching: bool = True) -> dict[str, Any]:
     """What just moved: `blocks` to ring, `left_queue` and `joined_queue`, `queue_text` to tell it in words, `copied` pairs; in a run with swap space also
-    `swapped`, pairs of a GPU and a CPU block, and `swap`, ``out`` or ``in``. `null_block`: the id that only stands for “skipped”, None where there is none."""
+    `swapped`, pairs of a GPU and a CPU block, and `swap`, ``out`` or ``in``. `null_block`: the id that only stands for “skipped”, None where there is none.
+    `caching`: whether full blocks bear hashes."""
     touched = [block_id for block_id in _touched_blocks(event) if block_id != null_block]
     now: dict[str, Any] = {"blocks": touched, "left_queue": [], "joined_queue": [], "queue_text": "", "copied": []}
     if isinstance(event, BlocksAllocated):
@@ -42,7 +43,7 @@ def moves_of(event: Event, null_block: int | None = 0) -> dict[str, Any]:
         now["queue_text"] = f"popped from the head, for a copy of block {event.source_block_id}"
     elif isinstance(event, BlocksFreed | BlocksSkipped):
         now["joined_queue"] = [*event.prepended, *event.appended]
-        now["queue_text"] = _joined(event, hashed=null_block is not None)
+        now["queue_text"] = _joined(event, hashed=null_block is not None, caching=caching)
     elif isinstance(event, BlocksSwappedOut):
         now["swapped"], now["swap"] = _pairs(event), "out"
         now["joined_queue"] = list(event.prepended)
@@ -60,7 +61,7 @@ def _pairs(event: BlocksSwappedOut | BlocksSwappedIn) -> list[list[int]]:
     return [list(pair) for pair in zip(event.gpu_block_ids, event.cpu_block_ids, strict=True)]
 
 
-def _joined(event: BlocksFreed | BlocksSkipped, hashed: bool) -> str:
+def _joined(event: BlocksFreed | BlocksSkipped, hashed: bool, caching: bool) -> str:
     if not hashed:
         return "nobody refers to it: put at the head" if len(event.prepended) == 1 else "nobody refers to them: put at the head" if event.prepended else ""
     if event.cause.kind is CauseKind.PREPARED:
@@ -69,7 +70,7 @@ def _joined(event: BlocksFreed | BlocksSkipped, hashed: bool) -> str:
     if event.prepended:
         parts.append("no hash: put at the head")
     if event.appended:
-        parts.append("hashed: put at the tail")
+        parts.append("hashed: put at the tail" if caching else "no prefix caching: put at the tail")
     return "; ".join(parts)
 
 

@@ -126,6 +126,7 @@ def _header(trace: Trace) -> dict[str, Any]:
         "backend": str(header.backend.get("name", "none")),
         "block_size": int(config.get("block_size") or 1),
         "hash_block_size": hash_block_size_of(header),
+        "caching": config.get("enable_prefix_caching") is not False,
         "num_blocks": num_blocks,
         "groups": [{"label": g.label, "title": g.title, "block_size": g.block_size, "is_state": g.is_state} for g in groups],
         "ranks": ranks,
@@ -149,6 +150,7 @@ class _Portion:
         self.blocks, self.requests, self.rows = _Table(), _RequestTable(), _Table()
         self._header, self._frames, self._start = header, frames, start
         self._null_block = None if engine_of(header) == "paper" else 0
+        self._caching = header.config.get("enable_prefix_caching") is not False
         self._agreed = _agreement_before(frames, start)
         self._copies = copies_under_way(frames, start)
         self._counters_of: Counters | None = None
@@ -170,7 +172,7 @@ class _Portion:
             "request": event.request_id,
             "group": event.group_id,
             "say": {"text": said.text, "why": said.why, "symbol": said.symbol, "rule": said.rule},
-            "now": moves_of(event, self._null_block),
+            "now": moves_of(event, self._null_block, self._caching),
             "slots": _slots(event),
             "lookup": _lookup(self._header, frame, previous) if isinstance(event, PrefixLookup) else None,
             **self._asked_for(frame),

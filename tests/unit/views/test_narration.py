@@ -105,6 +105,14 @@ def test_r1_7_freed_blocks_are_told_where_they_go() -> None:
     assert "block 3 without a hash to the head" in why
 
 
+def test_r1_7_without_prefix_caching_nothing_is_called_hashed() -> None:
+    trace = figure_6()
+    trace.header.config["enable_prefix_caching"] = False
+    event = sample_event("blocks_freed", Cause(CauseKind.REQUEST_FINISHED, {"reason": "length"}))
+    event = msgspec.structs.replace(event, block_ids=[3, 1, 7], prepended=[], appended=[3, 1, 7], still_referenced=[])
+    assert say(trace, event).why.endswith("Blocks 3, 1 and 7 to the tail, as all blocks without prefix caching.")
+
+
 def test_forced_tokens_say_so_and_what_the_model_would_have_said() -> None:
     narration = say(figure_6(), sample_event("token_sampled", Cause(CauseKind.FORCED, {"model_token_id": 108})))
     assert "(forced)" in narration.text
