@@ -1,7 +1,7 @@
 """Reads the paper's engine into a `Snapshot`, event by event.
 
 The only place that knows how its scheduler keeps its books and how a frame shows them. Reads, never changes anything. Pools are small here, so every
-snapshot reads everything; parts that are as they were stay the same objects.
+snapshot looks at everything; parts that are as they were stay the same objects.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from engine.capture import WorkerView
-from engine.core.kv_cache_block import KVCacheBlock
+from engine.capture_mirrors import FreeQueueMirror
+from engine.paper.block_allocator import BlockAllocator
 from engine.paper.config import PaperConfig
 from engine.paper.scheduler import PaperScheduler
 from engine.paper.sequence import Sequence as PaperSequence
@@ -38,13 +39,11 @@ class PaperCapture:
         self._block_size = config.block_size
         self._pins = pins
         self._ledger = SlotLedger(config.num_blocks, config.block_size, num_cpu_blocks=config.num_cpu_blocks)
-        self._empty: Slots = (None,) * config.block_size
-        self._blocks: SharedSequence[BlockState] = SharedSequence()
-        self._cpu_blocks: SharedSequence[BlockState] = SharedSequence()
+        self._gpu = _PoolMirror(scheduler.block_manager.gpu_allocator, config.block_size)
+        self._cpu = _PoolMirror(scheduler.block_manager.cpu_allocator, config.block_size)
+        self._states: dict[str, RequestState] = {}
         self._requests: SharedSequence[RequestState] = SharedSequence()
-        self._free_queue: SharedSequence[int] = SharedSequence()
         self._hash_map: SharedSequence[tuple[str, tuple[int, ...]]] = SharedSequence()
-        self._cpu_free_queue: tuple[int, ...] = ()
         self._running: tuple[str, ...] = ()
         self._waiting: tuple[str, ...] = ()
         self._swapped: tuple[str, ...] = ()
@@ -59,8 +58,8 @@ class PaperCapture:
         self._count(event)
         self._read()
         return Snapshot(
-            blocks=self._blocks,
-            free_queue=self._free_queue,
+            blocks=self._gpu.blocks,
+            free_queue=self._gpu.free_queue,
             hash_map=self._hash_map,
             requests=self._requests,
             running=self._running,
@@ -69,29 +68,31 @@ class PaperCapture:
             slot_mapping=self.worker.slot_mapping if self.worker else (),
             scheduled=self._scheduled,
             counters=self._counters,
-            cpu_blocks=self._cpu_blocks,
-            cpu_free_queue=self._cpu_free_queue,
+            cpu_blocks=self._cpu.blocks,
+            cpu_free_queue=self._cpu.free_queue,
             swapped=self._swapped,
         )
 
     def _read(self) -> None:
         scheduler = self._scheduler
-        manager = scheduler.block_manager
         owners: Owners = {}
         cpu_owners: Owners = {}
-        states = [self._request(sequence, owners, cpu_owners) for sequence in scheduler.sequences.values()]
-        self._requests = _updated(self._requests, states)
-        gpu, cpu = manager.gpu_allocator, manager.cpu_allocator
-        self._blocks = _updated(self._blocks, self._states(gpu.blocks, owners, self._blocks, self._ledger.content, self._pins))
-        self._cpu_blocks = _updated(self._cpu_blocks, self._states(cpu.blocks, cpu_owners, self._cpu_blocks, self._ledger.cpu_content, {}))
-        free = gpu.free_block_ids
-        self._free_queue = self._free_queue if self._free_queue == free else SharedSequence(free)
-        self._cpu_free_queue = _same(self._cpu_free_queue, cpu.free_block_ids)
+        changes: dict[int, RequestState] = {}
+        for index, sequence in enumerate(scheduler.sequences.values()):
+            known = self._states.get(sequence.sequence_id)
+            if known is not None and sequence.status.is_finished and known.status == sequence.status.name and not known.block_ids[0]:
+                continue  # nothing will ever happen to it
+            state = self._request(sequence, owners, cpu_owners)
+            if state != known:
+                self._states[sequence.sequence_id] = changes[index] = state
+        self._requests = self._requests.with_changes(changes) if changes else self._requests
+        self._gpu.update(owners, self._ledger.content, self._pins)
+        self._cpu.update(cpu_owners, self._ledger.cpu_content, {})
         self._running = _same(self._running, (s.sequence_id for group in scheduler.running for s in group.living))
         self._waiting = _same(self._waiting, (group.request_id for group in scheduler.waiting))
         self._swapped = _same(self._swapped, (group.request_id for group in scheduler.swapped))
-        known = {row.row: row for row in self._rows}
-        self._rows = _same(self._rows, (known[row.row] if known.get(row.row) == row else row for row in (self.worker.rows() if self.worker else ())))
+        last = {row.row: row for row in self._rows}
+        self._rows = _same(self._rows, (last[row.row] if last.get(row.row) == row else row for row in (self.worker.rows() if self.worker else ())))
 
     # ------------------------------------------------------------------ one sequence
     def _request(self, sequence: PaperSequence, owners: Owners, cpu_owners: Owners) -> RequestState:
@@ -119,28 +120,6 @@ class PaperCapture:
             cumulative_logprob=sequence.cumulative_logprob,
         )
 
-    # ------------------------------------------------------------------ blocks
-    def _states(
-        self, blocks: Sequence[KVCacheBlock], owners: Owners, last: Sequence[BlockState], content: Sequence[Slots], pins: Mapping[int, tuple[str, ...]]
-    ) -> list[BlockState]:  # fmt: skip
-        """The states of a pool's blocks; those in `last` that are still right stay the same objects."""
-        states: list[BlockState] = []
-        for block in blocks:
-            block_id = block.block_id
-            known = last[block_id] if last else None
-            slots = content[block_id] if block.ref_cnt else self._empty
-            held, pinned = tuple(owners.get(block_id, ())), pins.get(block_id, ())
-            if known is not None and known.ref_cnt == block.ref_cnt and known.token_ids == slots and known.owners == held and known.pins == pinned:
-                states.append(known)
-                continue
-            states.append(
-                BlockState(
-                    block_id=block_id, ref_cnt=block.ref_cnt, is_null=False, block_hashes=(), num_hash_tokens=None,
-                    num_filled=len(slots) - slots.count(None), token_ids=slots, owners=held, pins=pinned,
-                )
-            )  # fmt: skip
-        return states
-
     # ------------------------------------------------------------------ what events tell
     def _count(self, event: Event) -> None:
         last = self._counters
@@ -156,11 +135,40 @@ class PaperCapture:
             self._counters = Counters(token_budget_left=last.token_budget_left, num_preemptions=last.num_preemptions + 1)
 
 
-def _updated(last: SharedSequence[T], now: Sequence[T]) -> SharedSequence[T]:
-    """`now`, sharing with `last` what is equal. A sequence never becomes shorter here."""
-    known = len(last)
-    changes = {i: value for i, value in enumerate(now) if i >= known or last[i] != value}
-    return last.with_changes(changes) if changes else last
+class _PoolMirror:
+    """The blocks of one pool and its free queue as frames show them: `blocks` and `free_queue` share with the version before all that did not change."""
+
+    def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
+        self._allocator = allocator
+        self._empty: Slots = (None,) * block_size
+        self._states = [self._state(block_id, 0, self._empty, (), ()) for block_id in range(allocator.num_blocks)]
+        self._queue = FreeQueueMirror(allocator.free_block_queue)
+        self.blocks: SharedSequence[BlockState] = SharedSequence(self._states)
+
+    @property
+    def free_queue(self) -> SharedSequence[int]:
+        """Ids of the free blocks, head first."""
+        return self._queue.sequence
+
+    def update(self, owners: Owners, content: Sequence[Slots], pins: Mapping[int, tuple[str, ...]]) -> None:
+        """Read all blocks; one that nobody refers to shows no tokens. Of the queue only what became free or was taken is read."""
+        changes: dict[int, BlockState] = {}
+        for block, known in zip(self._allocator.blocks, self._states, strict=True):
+            block_id, ref_cnt = block.block_id, block.ref_cnt
+            if not ref_cnt and not known.ref_cnt:
+                continue
+            slots = content[block_id] if ref_cnt else self._empty
+            held, pinned = tuple(owners.get(block_id, ())), pins.get(block_id, ())
+            if known.ref_cnt != ref_cnt or known.token_ids != slots or known.owners != held or known.pins != pinned:
+                changes[block_id] = self._states[block_id] = self._state(block_id, ref_cnt, slots, held, pinned)
+        if changes:
+            self.blocks = self.blocks.with_changes(changes)
+            self._queue.update(self._allocator.free_block_queue, [self._allocator.blocks[block_id] for block_id in changes])
+
+    @staticmethod
+    def _state(block_id: int, ref_cnt: int, slots: Slots, owners: tuple[BlockOwner, ...], pins: tuple[str, ...]) -> BlockState:
+        num_filled = len(slots) - slots.count(None)
+        return BlockState(block_id, ref_cnt, False, (), None, num_filled, slots, owners, pins)
 
 
 def _same(last: tuple[T, ...], now: Iterable[T]) -> tuple[T, ...]:
