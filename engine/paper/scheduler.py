@@ -184,7 +184,8 @@ class PaperScheduler:
         """Give the head of the waiting queue its blocks and schedule it; False, changing nothing, when it has to wait."""
         manager, budget = self.block_manager, iteration.token_budget
         num_wanted = manager.num_tokens_to_compute(group)
-        if budget < min(num_wanted, self.config.max_num_batched_tokens):
+        in_one_piece = num_wanted <= self.config.max_num_batched_tokens  # only a recomputation can be larger
+        if budget < (num_wanted if in_one_piece else 1):
             facts = {"num_tokens": num_wanted, "token_budget": budget}
             self._refuse(group, num_wanted, Cause(CauseKind.PROMPT_TOO_LONG_FOR_STEP, {**facts}))
             return False

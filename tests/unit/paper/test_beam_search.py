@@ -166,7 +166,7 @@ def test_forced_survivors_carry_the_models_log_probabilities_and_are_marked() ->
 def test_what_the_model_would_have_said_is_asked_of_the_beam_itself() -> None:
     """The forced beam is so improbable that none of its continuations is among those looked at; its own most probable token is 6 all the same."""
     forced = (((0, 1), (0, 7)), ((0, 2), (1, 8)))
-    after = {None: {1: 0.9, 2: 0.05, 7: 1e-9}, 1: {token: 0.2 for token in range(2, 7)}, 7: {6: 0.9, 8: 0.1}, 2: {3: 1.0}, 8: {3: 1.0}}
+    after = {None: {1: 0.9, 2: 0.05, 7: 1e-9}, 1: dict.fromkeys(range(2, 7), 0.2), 7: {6: 0.9, 8: 0.1}, 2: {3: 1.0}, 8: {3: 1.0}}
     beams = Beams(after, forced_beams=forced)
     beams.step()
     beams.step()
