@@ -14,7 +14,7 @@ from engine.paper.reservation import SYSTEM_NAMES, SYSTEMS
 from scenarios.figures.schema import FigureResult, Part, Value
 from scenarios.workloads import load_workload
 
-FROM_MEMORY = "no source that we could read prints it; the bar's other parts and their sum agree with it"
+FROM_MEMORY = "in no source that we could read; the other parts of the same bar and their sum agree"
 
 
 class Parameters(Part):

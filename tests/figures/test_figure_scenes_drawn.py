@@ -129,8 +129,8 @@ def test_batching_tells_who_is_at_what() -> None:
     rows = batching_rows(data)
     assert sum(int(str(row["iterations"])) for row in rows if row["policy"] == "request" and row["what"] == "padding") == 14
     drawn = text_of(batching(data, 3))
-    assert "answers after 9.8 on average" in drawn
-    assert "answers after 6.0 on average" in drawn
+    assert "answers (▸) after 9.8 on average" in drawn
+    assert "answers (▸) after 6.0 on average" in drawn
 
 
 def test_a_canvas_puts_its_parts_where_they_were_asked_for() -> None:

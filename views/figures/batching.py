@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from views.figures.canvas import AMBER, BLUE, GREY, INK, PURPLE, Canvas, Fill, tint
+from views.figures.canvas import AMBER, BLUE, GREY, PURPLE, Canvas, Fill, tint
 
 FILLS = {
     "prompt": Fill("computes its prompt, first token", BLUE, "/", 0.75),
@@ -58,7 +58,9 @@ def idle_places(data: Mapping[str, Any], policy: str, iteration: int) -> int:
 
 def _chart(canvas: Canvas, data: Mapping[str, Any], policy: str, top: float, unit: float, end: int, iteration: int) -> None:
     values, left = data["values"], 8.0
-    told = f"<b>{data[policy]['name']}</b>: {values[f'{policy}.num_iterations']} iterations, answers after {values[f'{policy}.mean_latency']:.1f} on average, "
+    told = (
+        f"<b>{data[policy]['name']}</b>: {values[f'{policy}.num_iterations']} iterations, answers (▸) after {values[f'{policy}.mean_latency']:.1f} on average, "
+    )
     told += f"places used {values[f'{policy}.utilisation_percent']:.0f} %"
     canvas.words(1, top + 0.45, told, size=13.5, left=True)
     canvas.box(left + iteration * unit, top + 1.1, unit, len(data[policy]["rows"]) + 1.6, fill=tint(AMBER, 0.22), line=AMBER, line_width=1.5)
@@ -76,5 +78,5 @@ def _chart(canvas: Canvas, data: Mapping[str, Any], policy: str, top: float, uni
         idle = idle_places(data, policy, t)
         over = t >= data[policy]["end"]
         if not over:
-            canvas.box(left + t * unit, y + 0.05, unit, 0.8, text=str(idle) if idle else "", size=12, fill=tint(INK, 0.06 * idle), line_width=0.7)
+            canvas.box(left + t * unit, y + 0.05, unit, 0.8, text=str(idle) if idle else "", size=12, fill=tint(GREY, 0.16 * idle), line_width=0.7)
         canvas.words(left + (t + 0.5) * unit, y + 1.2, str(t), size=11)

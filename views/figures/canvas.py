@@ -13,6 +13,8 @@ import plotly.graph_objects as go
 
 BLUE, ORANGE, GREEN, PURPLE, AMBER, GREY = "#0072b2", "#d55e00", "#009e73", "#b8568f", "#f0b429", "#7a8696"
 INK = "#1b2430"
+MARK = "rgba(112,124,142,0.8)"
+"""Lines and patterns that are seen on light and on dark pages."""
 
 
 def tint(colour: str, share: float) -> str:
@@ -116,13 +118,13 @@ class Canvas:
 
     def _add_area(self, figure: go.Figure, fill: Fill, found: list[tuple[float, float, float, float, str]]) -> None:
         """One trace per kind: its first rectangle brings the legend's entry, every one its own words under the mouse."""
-        pattern = {"shape": fill.pattern, "fgcolor": "rgba(27,36,48,0.45)", "size": 6, "solidity": 0.18, "fillmode": "overlay"} if fill.pattern else None
+        pattern = {"shape": fill.pattern, "fgcolor": MARK, "size": 6, "solidity": 0.18, "fillmode": "overlay"} if fill.pattern else None
         for index, (x, y, width, height, hover) in enumerate(found):
             figure.add_scatter(
                 x=[x, x + width, x + width, x, x],
                 y=[y, y, y + height, y + height, y],
                 mode="lines",
-                line={"width": 0.6, "color": "rgba(27,36,48,0.55)"},
+                line={"width": 0.8, "color": MARK},
                 fill="toself",
                 fillcolor=tint(fill.colour, fill.share),
                 fillpattern=pattern,

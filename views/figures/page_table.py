@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from views.figures.canvas import AMBER, BLUE, GREEN, GREY, INK, Canvas, tint
+from views.figures.canvas import AMBER, BLUE, GREEN, GREY, Canvas, tint
 
 CELL = 5.6
 TOP = 12.5
@@ -105,10 +105,10 @@ def _lookup(
         if on:
             mark = right + 8.5 * part
             width = 8.5 / steps if steps else 0.5
-            canvas.box(mark, y, width, tall, fill=tint(AMBER, 0.85), line=INK, line_width=1, layer="above")
+            canvas.box(mark, y, width, tall, fill=tint(AMBER, 0.85), line=GREY, line_width=1, layer="above")
     here = TOP + row * height
     mark = left + 17 * part
-    canvas.box(mark, here, 17 / steps if steps else 0.5, height, fill=tint(AMBER, 0.35 if steps else 0.85), line=INK, line_width=1, layer="above")
+    canvas.box(mark, here, 17 / steps if steps else 0.5, height, fill=tint(AMBER, 0.35 if steps else 0.85), line=GREY, line_width=1, layer="above")
     canvas.arrow(left + 17.1, here + height / 2, middle - 0.2, here + height / 2, colour=colour, width=2)
     entry_now = table[row] if row < len(table) else None
     if entry_now is not None:

@@ -25,6 +25,7 @@ STYLE = """<style>
 .CHART [data-testid="stDownloadButton"] button { min-height: 24px; height: 24px; width: 44px; padding: 0; background: none; border-radius: 6px;
   border: 1px solid color-mix(in srgb, currentColor 26%, transparent); }
 .CHART [data-testid="stDownloadButton"] button p { font: 600 11.5px system-ui, sans-serif; }
+.CHART svg a, .CHART svg a * { fill: currentColor !important; text-decoration: underline; }
 .CHART [data-testid="stElementToolbar"] { display: none; }
 </style>""".replace(".CHART", '[class*="st-key-chart-"]')
 

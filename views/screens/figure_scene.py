@@ -23,7 +23,7 @@ header[data-testid="stHeader"] { display: none; }
 .st-key-figure-nav { width: auto !important; flex-wrap: nowrap; align-items: center; justify-content: flex-end; gap: 6px !important; }
 .st-key-figure-nav a { min-height: 30px !important; height: 30px; padding: 2px 10px !important; border-radius: 8px; margin: 0; background: none !important;
   border: 1px solid color-mix(in srgb, currentColor 22%, transparent); }
-.st-key-figure-nav p { font-size: 13px !important; font-weight: 500; max-width: 140px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.st-key-figure-nav p { font-size: 13px !important; font-weight: 500; white-space: nowrap; }
 .told p { margin: 0; font-size: 13.5px; line-height: 19px; }
 .figure-side { font-size: 14px; line-height: 19.5px; }
 .figure-side ol { margin: 0; padding-left: 19px; } .figure-side li { margin-bottom: 7px; padding: 0; font-size: 14px; }
@@ -43,10 +43,12 @@ header[data-testid="stHeader"] { display: none; }
 @media (max-width: 1180px) {
   .st-key-figure-body > div > .stHorizontalBlock { flex-direction: column; }
   .st-key-figure-body > div > .stHorizontalBlock > .stColumn { width: 100%; flex: none; }
-  .st-key-figure-nav p { max-width: 104px; }
 }
 [data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
 </style>"""
+
+LONGEST_NAME = 17
+"""Letters of a neighbouring scene's title that its button has room for."""
 
 
 def figure_scene(page: StreamlitPage, scene_id: str) -> None:
@@ -97,7 +99,8 @@ def _neighbours(scene: FigureScene) -> tuple[SceneInfo | None, SceneInfo | None]
 
 
 def _short(info: SceneInfo) -> str:
-    return info.title.split(":")[0]
+    name = info.title.split(":")[0]
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1].rstrip(' ,')}…"
 
 
 def _side(scene: FigureScene, result: FigureResult) -> str:
@@ -117,7 +120,8 @@ def _side(scene: FigureScene, result: FigureResult) -> str:
     if links:
         text += f"<h2>See it live</h2><ul>{''.join(links)}</ul>"
     for reason, names in _reasons(result.unconfirmed.items()).items():
-        text += f"<p>{tag} <small>{html.escape(', '.join(names))}: {html.escape(reason)}</small></p>"
+        told = ", ".join(f"{result.values[name]}" for name in names)
+        text += f"<p>{tag} <small>{html.escape(told)}: {html.escape(reason)}.</small></p>"
     return f'<div class="figure-side">{text}</div>'
 
 
