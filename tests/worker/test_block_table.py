@@ -158,3 +158,12 @@ def test_multi_group_table_has_one_table_per_group() -> None:
     tables.clear_row(0)
     assert tables.row(0) == ((), ())
     assert len(tables) == 2
+
+
+@pytest.mark.parametrize(("kernel_block_size", "expected"), [(4, [7, 3, 5]), (2, [14, 15, 6, 7, 10, 11])])
+def test_a_replaced_entry_takes_all_that_follows_along(kernel_block_size: int, expected: list[int]) -> None:
+    """Copy-on-write changes an entry in the middle of a batch: columns count the manager's blocks, also where the kernel's are smaller (R8.4)."""
+    table = make_table(kernel_block_size=kernel_block_size)
+    table.add_row([7, 1, 9, 2], 0)
+    table.replace_row([3, 5], 0, 1)
+    assert table.row(0) == expected
