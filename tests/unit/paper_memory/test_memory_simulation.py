@@ -44,6 +44,14 @@ def test_preemption_by_hand() -> None:
     assert result.times_while_waiting.iterations == 2
 
 
+def test_the_watermark_does_not_count_for_one_alone() -> None:
+    """4 blocks of 4, of which 3 must stay free: two requests of 2 blocks are served one after the other, never together, and nobody waits for ever."""
+    result = simulate(workload((6, 2), (6, 2)), "paged", num_slots=16, block_size=4, watermark=0.75)
+    assert (result.peak_batch_size, result.num_iterations) == (1, 4)
+    result = simulate(workload((6, 2), (6, 2)), "paged", num_slots=16, block_size=4, watermark=0.0)
+    assert (result.peak_batch_size, result.num_iterations) == (2, 2)
+
+
 def test_nobody_overtakes() -> None:
     """Oracle, 16 slots: A takes 8 for 4 iterations, B wants 16 for 8 and waits, C would fit into the other 8 but came later: 4 + 8 + 1."""
     result = simulate(workload((4, 4), (8, 8), (4, 1)), "orca_oracle", num_slots=16, block_size=4)
