@@ -190,7 +190,9 @@ class Action(_Part):
     at_step: int = Field(ge=1, le=MAX_STEPS)
     do: Literal["abort", "reset_prefix_cache", "evict_blocks", "arrange_free_queue"]
     request: str | None = None
-    block_ids: list[int] = Field([], description="blocks that lose their hashes, or the whole free queue in its new order; with the engine “paper” those that come first")
+    block_ids: list[int] = Field(
+        [], description="blocks that lose their hashes, or the whole free queue in its new order; with the engine “paper” those that come first"
+    )
 
 
 class Selector(_Part):
