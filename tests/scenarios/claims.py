@@ -85,6 +85,7 @@ CLAIMS: dict[str, list[Claim]] = {
         c("one request can need 1.6 GB", "kv-bytes", values={"OPT-13B.bytes_per_request": 1677721600, "paper.gb_per_request": 1.6}),
         c("with reservation few requests fit", "figure-1", values={"contiguous.max_requests": 7}),
         c("the paper measures 20.4 % to 38.2 %", "figure-2", values={"orca_max.token_states": 20.4, "orca_oracle.token_states": 38.2}),
+        c("… and 26.8 % for chunks of powers of two, by its figure", "figure-2", values={"orca_pow2.token_states": 26.8}),
         c("the cure: allocate block by block, as tokens come", "figure-6-v1", "blocks_allocated A 2", block_ids=[3], free_queue_starts_with=[4]),
     ],
     "The landscape": [
@@ -190,6 +191,7 @@ CLAIMS: dict[str, list[Claim]] = {
         c("all groups share one hit length", "hybrid-full-and-window", "prefix_lookup B", num_hit_tokens=12, event={"hit_block_ids": [1, 2, 3, 6, 7]}),
         c("groups have different block sizes; the shortest agreeing hit is the safe one", "sixteen-and-sixty-four", "prefix_lookup D",
           event={"hit_block_ids": [1, 2, 3, 4, 8]}),
+        c("kinds of groups are many: latents (MLA) are one of them", "latent-attention", "start", page_size_bytes=[4608]),
         c("a fixed-point loop: groups accept or shorten until nobody does", "fixed-point", "prefix_lookup B 3", num_hit_tokens=16, event={"junction": 32}),
         c("full attention is checked once and then only trimmed", "fixed-point", "prefix_lookup B 2", num_hit_tokens=24),
         c("a large block's hash is the last small hash inside it", "sixteen-and-sixty-four", "step_scheduled", hash_names={8: ["C@64/g1"]}),
@@ -258,7 +260,7 @@ CLAIMS: dict[str, list[Claim]] = {
     ],
     "What it buys": [
         c("2-4x the throughput of FasterTransformer and Orca, on OPT-13B with ShareGPT and Alpaca", "figure-1", told="2 to 4 times the throughput"),
-        c("the largest gains with shared prefixes", "figure-10", "sequence_forked B", ref_cnt={0: 3, 1: 3, 2: 3, 3: 3}),
+        c("the largest gains with long sequences and shared prefixes", "figure-10", "sequence_forked B", ref_cnt={0: 3, 1: 3, 2: 3, 3: 3}),
         c("beam search saves up to 55 % of the memory", "figure-9", "kv_written -1", ref_cnt={0: 4, 1: 3, 3: 3}),
         c("… which is the paper's number", "parallel-sampling-v1", errs="S22"),
         c("no reservation, no internal waste beyond one block, no external waste", "figure-2", values={"paged.token_states": 96.3}),
