@@ -32,6 +32,15 @@ def words_of(figure: go.Figure) -> list[str]:
     return [a.text for a in figure.layout.annotations]
 
 
+def areas_of(figure: go.Figure) -> dict[str, list[tuple[float, float, float]]]:
+    """Kind -> (left, top, width) of its rectangles: five corners and a gap each."""
+    return {
+        trace.name: [(trace.x[i], trace.y[i], trace.x[i + 1] - trace.x[i]) for i in range(0, len(trace.x), 6)]
+        for trace in figure.data
+        if trace.fill == "toself"
+    }
+
+
 def test_figure_1_draws_the_papers_26_gb_beside_ours() -> None:
     data = data_of("figure-1")
     drawn = text_of(memory_split(data))
@@ -63,18 +72,18 @@ def test_figure_2_draws_the_papers_numbers_and_marks_the_unconfirmed_ones() -> N
 def test_figure_3_is_to_scale_and_gives_eos_no_label() -> None:
     data = data_of("figure-3")
     figure = reservation_strips(data)
-    wide = {trace.text: max(trace.x) - min(trace.x) for trace in figure.data if trace.text and str(trace.text).startswith(("A:", "B:"))}
-    assert wide["A: 2,038 never used"] / wide["B: 507 never used"] == pytest.approx(2038 / 507)
-    assert wide["A: 8 token states"] / wide["A: 2,038 never used"] == pytest.approx(8 / 2038)
+    strip = {name: [(x, wide) for x, y, wide in found if y == 3.5] for name, found in areas_of(figure).items()}
+    (_, never_a), (_, never_b) = strip["internal (never used)"]
+    assert never_a / never_b == pytest.approx(2038 / 507)
+    (_, used_a), (_, used_b) = strip["token states"]
+    assert [used_a / never_a, used_b / never_b] == pytest.approx([8 / 2038, 4 / 507])
     words = words_of(figure)
     assert words.count("&lt;eos&gt;") == 2
     assert any("<b>7</b> prompt  +  <b>1</b> generated now  +  <b>2</b> used later  +  <b>2,038</b> never used  =  2,048 slots" in w for w in words)
     assert any("<b>3</b> prompt  +  <b>1</b> generated now  +  <b>1</b> used later  +  <b>507</b> never used  =  512 slots" in w for w in words)
-    eos = [a.x for a in figure.layout.annotations if a.text == "&lt;eos&gt;"]
-    for trace in figure.data:
-        rows = (17.5, 32.0)  # where the two strips are
-        if min(trace.y) in rows:
-            assert not any(min(trace.x) < x < max(trace.x) and min(trace.y) == y for x, y in zip(eos, rows, strict=True))
+    eos = [(a.x, a.y) for a in figure.layout.annotations if a.text == "&lt;eos&gt;"]
+    for found in areas_of(figure).values():
+        assert not any(x < eos_x < x + wide and abs(y + 2.6 - eos_y) < 1 for x, y, wide in found for eos_x, eos_y in eos)
     assert sum(int(str(row["slots"])) for row in reservation_rows(data) if row["layout"] == "contiguous") == 2048 + 512 + 512
 
 
@@ -141,5 +150,5 @@ def test_a_canvas_puts_its_parts_where_they_were_asked_for() -> None:
     canvas.bent_arrow([(0, 0), (0, 4), (5, 4)])
     figure = canvas.figure()
     assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1, figure.layout.yaxis.range) == (1, 3, (5, 0))
-    assert [trace.showlegend for trace in figure.data] == [True, False, False]
+    assert [(trace.name, len(trace.x)) for trace in figure.data] == [("kind", 12), (None, 1)]
     assert [(a.text, a.x, a.y) for a in figure.layout.annotations] == [("a", 2, 2), ("", 5, 4)]

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from views.figures.canvas import AMBER, BLUE, GREY, PURPLE, Canvas, Fill, tint
 
 FILLS = {
-    "prompt": Fill("computes its prompt, first token", BLUE, "/", 0.75),
+    "prompt": Fill("computes its prompt, first token", BLUE, "/", 0.75, "rgba(255,255,255,0.8)"),
     "decode": Fill("generates a token", BLUE, "", 0.45),
     "padding": Fill("finished, but its place stays taken", PURPLE, "x", 0.4),
     "waits": Fill("waits", GREY, ".", 0.16),

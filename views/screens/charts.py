@@ -48,10 +48,12 @@ def show_chart(figure: go.Figure, rows: Sequence[Mapping[str, Any]], name: str, 
 def inked(figure: go.Figure) -> go.Figure:
     """The figure with words in the page's own colour wherever they have none: Streamlit's theme would print them in a pale grey. Changes the figure."""
     ink = INK_ON_DARK if st.context.theme.type == "dark" else INK
-    for annotation in figure.layout.annotations:
-        if annotation.font.color is None:
-            annotation.font.color = ink
-    figure.update_layout(font_color=ink, legend_font_color=ink)
+    words = figure.to_plotly_json()["layout"].get("annotations", [])  # all at once: Plotly takes a millisecond for each single change
+    figure.update_layout(
+        annotations=[{**a, "font": {"color": ink, **a.get("font", {})}} for a in words],
+        font_color=ink,
+        legend_font_color=ink,
+    )
     figure.update_xaxes(tickfont_color=ink, title_font_color=ink)
     figure.update_yaxes(tickfont_color=ink, title_font_color=ink)
     return figure
