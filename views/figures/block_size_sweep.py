@@ -39,14 +39,14 @@ def block_size_sweep(waste: Sequence[WasteAtBlockSize], costs: Sequence[CostAtBl
         text=[f"<b>{w.percent:.1f}</b>" if w.block_size == chosen else f"{w.percent:.1f}" for w in waste],
         textposition="outside",
         cliponaxis=False,
-        name="empty slots, computed",
+        name="empty slots",
         hovertemplate="block size %{x}: %{y:.2f} % of the allocated slots stay empty<extra></extra>",
         row=1,
         col=1,
     )
     for name, look, values in (
-        ("attention, measured", LINES[3], [c.attention_us for c in costs]),
-        ("copy of one block, measured", LINES[0], [c.copy_us for c in costs]),
+        ("attention kernel", LINES[3], [c.attention_us for c in costs]),
+        ("copy of one block", LINES[0], [c.copy_us for c in costs]),
     ):
         figure.add_scatter(
             x=[str(c.block_size) for c in costs] or [None],
@@ -65,8 +65,8 @@ def block_size_sweep(waste: Sequence[WasteAtBlockSize], costs: Sequence[CostAtBl
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=sizes, fixedrange=True, range=[-0.5, max(len(sizes), 1) - 0.5])
     figure.update_xaxes(showticklabels=True, row=1, col=1)
     figure.update_xaxes(title="block size (tokens)", row=2, col=1)
-    figure.update_yaxes(title="empty slots, %", range=[0, highest * 1.2 or 1], fixedrange=True, row=1, col=1)
-    figure.update_yaxes(title="µs a launch", rangemode="tozero", fixedrange=True, row=2, col=1)
+    figure.update_yaxes(title="empty slots, %<br>(computed)", range=[0, highest * 1.2 or 1], fixedrange=True, row=1, col=1)
+    figure.update_yaxes(title="µs a launch<br>(measured here)", rangemode="tozero", fixedrange=True, row=2, col=1)
     return finish(figure, height)
 
 

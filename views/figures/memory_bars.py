@@ -16,7 +16,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("external", FREE),
     ("rest", REST),
 )
-NARROW = 3.4
+NARROW = 4.2
 """A part of fewer percent has no room for its number, which then stands behind the bar."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import streamlit as st
@@ -10,7 +11,6 @@ from streamlit.navigation.page import StreamlitPage
 
 from engine.errors import InvalidInput, PagewalkError
 from engine.paper.simulation_log import Progress
-from engine.paper.workload import Workload
 from scenarios.workloads import workload_names
 from views import state
 from views.screens.gallery import sentence
@@ -27,8 +27,8 @@ from views.screens.memory_settings import (
     Upload,
     from_address,
     read_upload,
+    requests_of,
     to_address,
-    whole_workload,
 )
 from views.screens.memory_sharing import sharing_part
 from views.screens.memory_slots import slots_part
@@ -61,7 +61,7 @@ header[data-testid="stHeader"] { display: none; }
   min-height: 30px; padding: 2px 10px; }
 .st-key-memory-controls label p, .st-key-memory-controls [data-testid="stPopover"] p { font-size: 13px; }
 .st-key-memory-controls [data-testid="stPopover"] { margin-top: 27px; }
-.st-key-memory-status { height: 58px; min-height: 58px; flex: none !important; overflow: hidden auto; justify-content: center; gap: 0; }
+.st-key-memory-status { height: 60px; min-height: 60px; flex: none !important; overflow: hidden auto; gap: 0; }
 .st-key-memory-status [data-testid="stCaptionContainer"] p { font-size: 13px; line-height: 18px; margin: 0; }
 .st-key-memory-status [data-testid="stAlertContainer"] { padding: 8px 12px; min-height: 0; }
 .stMainBlockContainer [data-testid="stTabs"] [role="tabpanel"] { padding-top: 8px; }
@@ -71,7 +71,7 @@ header[data-testid="stHeader"] { display: none; }
 [data-testid="stTabs"] [data-testid="stCaptionContainer"] p { font-size: 13px; line-height: 18px; }
 [data-testid="stTabs"] [data-testid="stMarkdownContainer"] li { margin: 0 0 3px; padding: 0; }
 [data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
-@media (max-width: 1150px) { .st-key-memory-status { height: 76px; min-height: 76px; } }
+@media (max-width: 1150px) { .st-key-memory-status { height: 78px; min-height: 78px; } }
 </style>"""
 
 
@@ -89,7 +89,7 @@ def memory(page: StreamlitPage) -> None:
         places = st.columns([2.5, 1.25, 1.35, 1.35, 1, 1.2], gap="small")
         settings, bad_file = _choose(places, wanted, status)
     message = bad_file or problem
-    about = _described(whole_workload(settings), settings)
+    about = _described(settings)
     status.caption(about)
     tell = _teller(status)
     part = st.query_params.get("part", "")
@@ -121,11 +121,13 @@ def _choose(places: list[DeltaGenerator], wanted: Settings, status: DeltaGenerat
         "memory-requests": wanted.num_requests,
     })  # fmt: skip
     with places[0]:
-        workload = st.selectbox("Requests", names, key="memory-workload", format_func=lambda name: titles.get(name, name))
+        workload = st.selectbox(
+            "Requests", names, key="memory-workload", format_func=lambda name: titles.get(name, name), on_change=state.keep, args=("memory:problem", None)
+        )
     with places[2]:
-        num_slots = st.number_input("Memory (token slots)", MIN_SLOTS, MAX_SLOTS, step=1024, key="memory-slots", help=SLOTS_HELP)
+        num_slots = st.number_input("Memory (slots)", MIN_SLOTS, MAX_SLOTS, step=1024, key="memory-slots", help=SLOTS_HELP)
     with places[3]:
-        longest = st.selectbox("Longest sequence", LONGEST, key="memory-longest", format_func=lambda n: f"{n:,} tokens", help=LONGEST_HELP)
+        longest = st.selectbox("Longest sequence", LONGEST, key="memory-longest", format_func=lambda n: f"{n:,}", help=LONGEST_HELP)
     with places[4]:
         block_size = st.selectbox("Block size", BLOCK_SIZES, key="memory-block")
     with places[5]:
@@ -134,7 +136,7 @@ def _choose(places: list[DeltaGenerator], wanted: Settings, status: DeltaGenerat
 
 
 SLOTS_HELP = "A slot holds keys and values of one token. 15,728 are what the paper's OPT-13B leaves on a card of 40 GB: 12 GiB at 819,200 bytes a token."
-LONGEST_HELP = "The longest sequence that the model takes, prompt and output together. Orca (Max) reserves this much for every request."
+LONGEST_HELP = "Tokens of the longest sequence that the model takes, prompt and output together. Orca (Max) reserves this much for every request."
 
 
 def _upload(status: DeltaGenerator) -> str | None:
@@ -154,8 +156,11 @@ def _upload(status: DeltaGenerator) -> str | None:
             state.keep("memory:problem", None)
             state.keep("memory-workload", FILE)
         except InvalidInput as error:
-            state.keep("memory:problem", str(error))
-    return state.kept("memory:problem", None)
+            state.keep("memory:problem", re.sub(r"^(.*):(\d+): ", r"“\1”, line \2: ", str(error), count=1))
+    problem: str | None = state.kept("memory:problem", None)
+    if problem:
+        st.error(sentence(problem), icon=":material/error:")
+    return problem
 
 
 def _teller(status: DeltaGenerator) -> Progress:
@@ -167,14 +172,16 @@ def _teller(status: DeltaGenerator) -> Progress:
     return tell
 
 
-def _described(workload: Workload, settings: Settings) -> str:
-    """Which requests these are, from where, and what of it is ours."""
-    used = min(settings.num_requests, len(workload.requests))
-    mean_in = sum(r.prompt_len for r in workload.requests[:used]) / used
-    mean_out = sum(r.output_len for r in workload.requests[:used]) / used
-    again = f", its {len(workload.requests):,} gone through again and again" if settings.num_requests > len(workload.requests) else ""
-    note = f" {workload.note}" if workload.note else ""
-    return sentence(
-        f"{settings.num_requests:,} requests{again}: on average {mean_in:,.1f} prompt and {mean_out:,.1f} output tokens. "
-        f"All are there from the start. Source: {workload.source}.{note}"
-    )
+def _described(settings: Settings) -> str:
+    """Which requests these are, from where, what of it is ours, and how many of them the model cannot take."""
+    _, workload = requests_of(settings)
+    parts = [
+        f"{len(workload.requests):,} requests, all there from the start: on average {workload.mean_prompt_len:,.1f} prompt and "
+        f"{workload.mean_output_len:,.1f} output tokens.",
+        f"Source: {workload.source}.",
+        workload.note,
+    ]
+    too_long = sum(r.prompt_len + r.output_len > settings.longest for r in workload.requests)
+    if too_long:
+        parts.insert(0, f"Left out are {too_long:,} requests, because they are longer than {settings.longest:,} tokens.")
+    return sentence(" ".join(part for part in parts if part))

@@ -12,7 +12,7 @@ from views.figures.batch_over_time import BatchLine, batch_over_time, batch_rows
 from views.screens.charts import show_chart
 from views.screens.memory_settings import MAX_NUM_SEQS, Settings, compared
 
-HEIGHT = 484
+HEIGHT = 466
 PAPER_SET = {"sharegpt-like": "sharegpt", "alpaca-like": "alpaca"}
 PAPER_NAMES = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 
@@ -34,7 +34,7 @@ def batch_part(settings: Settings, tell: Progress) -> None:
                 f"{slowest.num_iterations:,} with {slowest.name}. An iteration with more requests takes longer, so this is not yet a gain in speed."
             )
         st.markdown(
-            "#### What differs from the paper's set-up\n"
+            "#### What differs from the paper\n"
             "- There, requests came in at the highest rate that Orca (Oracle) could keep up with; here, all wait from the start.\n"
             f"- At most {MAX_NUM_SEQS} requests run at once, whatever fits.\n"
             f"- When blocks run out, paging preempts: {paged.num_preemptions:,} times in this run. What was preempted is computed again in one iteration."

@@ -14,7 +14,7 @@ from views.figures.block_size_sweep import CostAtBlockSize, WasteAtBlockSize, bl
 from views.screens.charts import show_chart
 from views.screens.memory_settings import BLOCK_SIZES, Settings, requests_of, simulated
 
-HEIGHT = 484
+HEIGHT = 466
 BATCH = 8
 LONGEST_MEASURED = 1024
 MAX_REQUESTS = 2_000
@@ -24,15 +24,15 @@ BACKENDS = {"torch": "torch reference", "interpret": "Triton, interpreted"}
 
 def block_size_part(settings: Settings, tell: Progress) -> None:
     """Waste and cost over block sizes. Raises InvalidInput for settings that cannot be."""
-    chart, words = st.columns([2.4, 1], gap="medium")
+    chart, words = st.columns([2, 1], gap="medium")
     with words:
         backend = st.radio("Kernels to measure", list(BACKENDS), format_func=BACKENDS.__getitem__, key="memory-backend", horizontal=True)
-        pressed = st.button("Measure the kernels on this machine", key="memory-measure", type="primary")
+        pressed = st.button("Measure the kernels here", key="memory-measure", type="primary")
         lengths = sample_lengths(settings)
         key = ("kernel cost", backend, lengths)
         costs = state.remembered(key, lambda: _measure(backend, lengths, tell)) if pressed or state.is_remembered(key) else []
         st.caption(_described(backend, lengths, bool(costs)))
-        with st.container(height=HEIGHT - 218, border=False):
+        with st.container(height=HEIGHT - 190, border=False):
             st.markdown(TEXT.format(**BLOCK_SIZE_NOTES, requests=_first_ones(settings)))
     with chart, st.container(height=HEIGHT + 8, border=False):
         waste = waste_of(replace(settings, num_requests=min(settings.num_requests, MAX_REQUESTS)), tell)
@@ -44,7 +44,7 @@ def block_size_part(settings: Settings, tell: Progress) -> None:
 TEXT = """#### What the charts say
 A block's empty slots lie behind a request's last token, half a block on average: larger blocks waste more, most of all with short requests. {requests}
 
-#### What differs from the paper's set-up
+#### What differs from the paper
 - {sharegpt} {alpaca} {default} That was the latency of a whole serving system.
 - Its GPU kernel goes through the cache block by block, which small blocks make slow. A GPU's curve differs from this one.
 - Ours reads a tile of tokens at once and looks up the block of each: its time hardly depends on the block size. Copying one block, \

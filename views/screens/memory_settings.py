@@ -84,14 +84,6 @@ def requests_of(settings: Settings) -> tuple[Hashable, Workload]:
     return key, state.remembered(("requests", key), lambda: at_once(repeated(load_workload(settings.workload), settings.num_requests)))
 
 
-def whole_workload(settings: Settings) -> Workload:
-    """The chosen workload with all its requests."""
-    upload: Upload | None = state.kept("memory:upload", None)
-    if settings.workload == FILE and upload is not None:
-        return upload.workload
-    return state.remembered(("workload", settings.workload), lambda: load_workload(settings.workload))
-
-
 def compared(settings: Settings, progress: Progress | None = None) -> dict[System, SimulationResult]:
     """All four systems on the chosen requests. Raises InvalidInput for settings that cannot be."""
     key, workload = requests_of(settings)

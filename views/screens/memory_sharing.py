@@ -17,7 +17,7 @@ from views.figures.sharing_saved import Saving, sharing_rows, sharing_saved
 from views.screens.charts import show_chart
 from views.screens.memory_settings import Settings, requests_of
 
-HEIGHT = 484
+HEIGHT = 466
 WIDTHS = (2, 4, 6)
 DECODINGS: tuple[Decoding, ...] = get_args(Decoding)
 WORDS: dict[Decoding, tuple[str, str]] = {"parallel_sampling": ("parallel sampling", "{} outputs"), "beam_search": ("beam search", "width {}")}
@@ -25,7 +25,7 @@ WORDS: dict[Decoding, tuple[str, str]] = {"parallel_sampling": ("parallel sampli
 
 def sharing_part(settings: Settings, tell: Progress) -> None:
     """The bars; the runs are made when somebody asks for them. Raises InvalidInput for a memory or a block size that cannot be."""
-    chart, words = st.columns([2.4, 1], gap="medium")
+    chart, words = st.columns([2, 1], gap="medium")
     runs = [(decoding, width) for decoding in DECODINGS for width in WIDTHS]
     with words:
         pressed = st.button("Run the small model and count", key="memory-share", type="primary")
@@ -40,7 +40,7 @@ def sharing_part(settings: Settings, tell: Progress) -> None:
             f"{'Counted in' if found else 'To be counted in'} {len(runs)} runs of the paper's engine with the model {MODEL}: {len(lengths)} prompts as long as "
             f"Alpaca's (on average {mean_in:.1f} tokens in, {mean_out:.1f} out), blocks of {settings.block_size}. Takes some ten seconds in all."
         )
-        with st.container(height=HEIGHT - 116, border=False):
+        with st.container(height=HEIGHT - 118, border=False):
             st.markdown(_text())
     with chart, st.container(height=HEIGHT + 8, border=False):
         savings = [_saving(decoding, width, found.get((decoding, width)), settings) for decoding, width in runs]
@@ -92,10 +92,10 @@ Saved are the blocks that tables name more than once: blocks without sharing min
 Samples of one prompt share its full blocks alone. Beams also share what they have said in common, and go on sharing, because survivors often have one \
 parent. Requests differ much: the hint of a bar says how much.
 
-#### What differs from the paper's set-up
+#### What differs from the paper
 - The paper ran OPT-13B. On Alpaca it reports {span(parallel["alpaca"])} for parallel sampling and {span(beams["alpaca"])} for beam search; on ShareGPT, \
 with longer prompts, {span(parallel["sharegpt"])} and {span(beams["sharegpt"])} (section 6.3). The single bars are Figure 15's, read off by third parties; \
-`?`: no source confirms it.
+“?”: no source confirms it.
 - Here a model of a few layers continues passages that it knows by heart. It is surer of its words than OPT, so other beams survive than would there.
 - Samples are drawn at temperature 1; every output has its request's full length; nothing is preempted.
 - The arithmetic assumes the same: with it, only lengths matter."""

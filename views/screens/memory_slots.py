@@ -13,7 +13,7 @@ from views.figures.slot_strip import Segment, SlotKind, joined, slot_strip, slot
 from views.screens.charts import show_chart
 from views.screens.memory_settings import Settings, compared, simulated
 
-HEIGHT = 212
+HEIGHT = 203
 ROWS = 8
 PARTS: tuple[tuple[str, SlotKind], ...] = (("used", "used"), ("reserved", "reserved"), ("internal", "never used"), ("rounding", "rounding"))
 

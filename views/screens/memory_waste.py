@@ -13,7 +13,7 @@ from views.figures.memory_bars import MemoryShares, memory_bar_rows, memory_bars
 from views.screens.charts import show_chart
 from views.screens.memory_settings import MAX_NUM_SEQS, Settings, compared
 
-HEIGHT = 484
+HEIGHT = 466
 
 
 def waste_part(settings: Settings, tell: Progress) -> None:
@@ -32,19 +32,19 @@ def waste_part(settings: Settings, tell: Progress) -> None:
             f"{SYSTEM_NAMES[best]}, the best of the others, **{shares_of(results[best]).token_states:.1f}**. "
             "A bar is the whole KV cache, averaged over the iterations in which somebody waits: what is free then is free because nobody could use it."
         )
-        st.markdown(DIFFERENCES.format(limit=MAX_NUM_SEQS))
         _left_out(results)
+        st.markdown(DIFFERENCES.format(limit=MAX_NUM_SEQS))
 
 
 DIFFERENCES = """*Reserved*: for tokens still to come. *Never used*: internal fragmentation. *External*: holes between chunks, and what a chunk of a \
 power of two has beyond the reservation.
 
-#### What differs from the paper's set-up
-- The paper profiled OPT-13B on a card of 40 GB while requests came in at a rate. Here nothing is computed but memory, and all requests are there from the
-start.
-- One iteration gives every running request one token; the first also takes in the prompt. At most {limit} requests run at once.
+#### What differs from the paper
+- The paper profiled OPT-13B on a card of 40 GB while its own requests came in at a rate. Here nothing is computed but memory, on the requests above, which \
+are all there from the start.
+- An iteration gives each running request one token, its first one also the prompt. At most {limit} run at once.
 - vLLM's reserved and never used slots lie behind the last token of a last block.
-- `?` marks a value of the paper that no source confirms. The paper does not split vLLM's last 3.7 %."""
+- “?” marks a value of the paper that no source confirms. It does not split vLLM's last 3.7 %."""
 
 
 def shares_of(result: SimulationResult) -> Shares:
@@ -77,8 +77,11 @@ def quoted(system: System) -> MemoryShares:
 
 def _left_out(results: dict[System, SimulationResult]) -> None:
     """Requests that a system could never serve: how many, and why the first of them."""
+    alike: dict[int, list[SimulationResult]] = {}
     for result in results.values():
         if result.refused:
-            first = result.refused[0]
-            total = result.num_requests + len(result.refused)
-            st.caption(f"**{result.name}** leaves out {len(result.refused):,} of {total:,} requests. The first, {first.request_id}: {first.reason}.")
+            alike.setdefault(len(result.refused), []).append(result)
+    for count, those in alike.items():
+        who = "All systems leave" if len(those) == len(results) else f"{' and '.join(r.name for r in those)} {'leave' if len(those) > 1 else 'leaves'}"
+        first = those[0].refused[0]
+        st.caption(f"{who} out {count:,} of {count + those[0].num_requests:,} requests. The first, {first.request_id}: {first.reason}.")
