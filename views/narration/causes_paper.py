@@ -214,7 +214,9 @@ def _last_running(words: Words, event: Any, facts: Facts) -> str:
 def _insufficient_blocks(words: Words, event: Any, facts: Facts) -> str:
     required, mark, free = (number(facts, name) for name in ("num_required", "num_watermark", "num_free"))
     reserve = f", with {mark} kept as a reserve" if mark else ""
-    return f"It needs {count(required, 'block')}{reserve}, and {free} {'is' if free == 1 else 'are'} free. All or nothing: no table was changed."
+    swapped = {b for r in words.sequences(event.request_id) for b in r.cpu_block_ids}
+    more = ", those for its next tokens included" if swapped and required > len(swapped) else ""
+    return f"It needs {count(required, 'block')}{more}{reserve}, and {free} {'is' if free == 1 else 'are'} free. All or nothing: no table was changed."
 
 
 def _compared(words: Words, event: Any, facts: Facts) -> str:

@@ -119,7 +119,7 @@ def _admitted_symbol(words: Words, event: e.RequestAdmitted) -> str:
 
 def _request_preempted(words: Words, event: e.RequestPreempted) -> str:
     number = len([r for r in words.sequences(event.request_id) if not r.status.startswith("FINISHED")])
-    together = f": all its {count(number, 'sequence')} give way together" if number > 1 else ""
+    together = f": {'both its sequences' if number == 2 else f'all its {number} sequences'} give way together" if number > 1 else ""
     lost = f" and loses {count(event.num_lost_tokens, 'computed token')}" if event.num_lost_tokens else ""
     return f"{event.request_id} is preempted{lost}{together}."
 

@@ -58,7 +58,7 @@ function groupWords(recording, members, dropped) {
   const asked = recording.groupsAsked[members[0].sequence_group];
   const kind = asked && asked.beam_width ? `beam width ${asked.beam_width}` : living ? plural(living, "sequence") : "";
   const again = Math.max(...members.map((r) => r.num_preemptions));
-  return [kind, sharingWords(members), living ? "" : "finished", dropped ? `${dropped} dropped` : "", again ? `preempted ${again}×` : ""].filter(Boolean).join(" · ");
+  return [kind, sharingWords(members), living ? "" : "finished", dropped ? `${dropped} dropped` : "", again ? `preempted${again > 1 ? ` ${again}×` : ""}` : ""].filter(Boolean).join(" · ");
 }
 
 // How many blocks the group holds, and how many it would hold if nothing were shared.

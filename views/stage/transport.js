@@ -180,7 +180,7 @@ class Transport {
     recording.frames.forEach((frame, index) => {
       const at = Math.round(x(index));
       const step = index > 0 && frame.step !== recording.frames[index - 1].step;
-      if (recording.corrections[frame.seq] && at - flagged > FLAG_ROOM) this.drawCorrection((flagged = at));
+      if (recording.corrections[frame.seq] && at - flagged > FLAG_ROOM) this.drawCorrection((flagged = at), index);
       if (step) svg(this.marks, "line", { x1: at, x2: at, y1: 25, y2: 30, class: "mark-step" });
       const kind = markOf(frame);
       if (!kind || taken.get(at) >= kind.weight) return;
@@ -191,10 +191,14 @@ class Transport {
     });
   }
 
-  // A small flag above the rail: here the stage corrects what people may have read. A click on the track leads there.
-  drawCorrection(at) {
+  // A small flag above the rail: here the stage corrects what people may have read. A click on it leads there.
+  drawCorrection(at, index) {
     const flag = svg(this.marks, "g", { class: "mark-correction" });
     hint(flag, "what you may have read, and what really happens");
+    flag.addEventListener("pointerdown", (event) => {
+      event.stopPropagation();
+      this.go(index);
+    });
     svg(flag, "circle", { cx: at, cy: 1, r: 6 });
     svg(flag, "text", { x: at, y: 4.6, "text-anchor": "middle" }, "!");
   }

@@ -74,7 +74,7 @@ def test_the_best_candidates_are_called_so_where_the_model_decides() -> None:
 
 def test_a_group_is_preempted_swapped_out_and_in_as_a_whole() -> None:
     trace = swapped()
-    assert said(trace, "request_preempted").text == "A is preempted: all its 2 sequences give way together."
+    assert said(trace, "request_preempted").text == "A is preempted: both its sequences give way together."
     out, back = said(trace, "blocks_swapped_out"), said(trace, "blocks_swapped_in")
     assert out.text.startswith("A is swapped out: GPU blocks ")
     assert out.text.endswith("→ CPU blocks 0 and 1.")  # both samples share both blocks of the prompt
