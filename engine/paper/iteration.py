@@ -34,7 +34,8 @@ def num_tokens_of(group: SequenceGroup, token_budget: int) -> list[int]:
     """How many tokens each living sequence of the group computes within the budget.
 
     All that is not computed yet, if that fits. A group that does not fit gets on as far as the budget goes, sequence after sequence, but every last token is
-    held back: the group's next tokens are chosen together, so their logits must come from one iteration. Only recomputations are cut like this, when prompt and
+    held back: the group's next tokens are chosen together, so their logits must come from one iteration. Whoever shares blocks that an earlier sequence
+    has still to compute comes after it here, and so gets nothing before. Only recomputations are cut like this, when prompt and
     outputs are more than an iteration may hold; the paper leaves the case open, since its budget is never smaller than a sequence."""
     wanted = [sequence.num_uncomputed_tokens for sequence in group.living]
     if sum(wanted) <= token_budget:

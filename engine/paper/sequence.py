@@ -37,7 +37,8 @@ class Sequence:
     """One sequence of tokens and how far it has got.
 
     `token_ids`: prompt, then outputs. `num_computed_tokens`: how many of them have their key and value in the cache, or will have when the iteration that is
-    planned has run. `forced`: positions whose token the scenario dictated. `cumulative_logprob`: of its outputs, None where nothing counts them.
+    planned has run (or, in a recomputation over several iterations, when those that share their blocks with it have run). `forced`: positions whose token
+    the scenario dictated. `cumulative_logprob`: of its outputs, None where nothing counts them.
     `index`: the how-manieth of its group it is, from 0. vLLM's first release: Sequence.
     """
 

@@ -13,7 +13,7 @@ from random import Random
 from engine.core.output import SampledToken, SamplingParams
 from engine.paper.config import PaperRequestSpec
 from engine.paper.scheduler import PaperScheduler
-from engine.paper.sequence import SequenceStatus
+from engine.paper.sequence import SequenceGroup, SequenceStatus
 from engine.paper.step import IterationPlan, SequenceOutput
 from engine.trace.events import Cause, CauseKind
 
@@ -94,18 +94,28 @@ class SlotWorker:
             assert found == tuple(token_ids[: position + 1]), f"position {position} of {list(token_ids)} holds {found}"
 
     def check_all(self, scheduler: PaperScheduler) -> None:
-        """Every sequence that has blocks finds its own tokens in them, scheduled or not, on the GPU or swapped."""
+        """Every sequence that has blocks finds its own tokens in them, scheduled or not, on the GPU or swapped. Only while a group is computed again over
+        several iterations may a shared slot still wait for the sequence that computes it."""
         for sequence in scheduler.sequences.values():
             block_ids = scheduler.block_manager.block_ids(sequence.sequence_id)
-            if not block_ids:
-                continue
-            if sequence.status is SequenceStatus.SWAPPED:
-                skipped = sequence.group.num_prefix_tokens // self.block_size * self.block_size
-                for position in range(skipped, sequence.num_computed_tokens):
-                    index = (position - skipped) // self.block_size
-                    assert self.cpu_slots.get((block_ids[index], position % self.block_size)) == tuple(sequence.token_ids[: position + 1])
-            else:
-                self.check_table(sequence.token_ids, block_ids, sequence.num_computed_tokens, self.slots)
+            on_cpu = sequence.status is SequenceStatus.SWAPPED
+            skipped = sequence.group.num_prefix_tokens // self.block_size * self.block_size if on_cpu else 0
+            slots = self.cpu_slots if on_cpu else self.slots
+            awaited = self._awaited_slots(scheduler, sequence.group, skipped)
+            for position in range(skipped, sequence.num_computed_tokens if block_ids else 0):
+                slot = block_ids[(position - skipped) // self.block_size], position % self.block_size
+                if slot not in awaited:
+                    assert slots.get(slot) == tuple(sequence.token_ids[: position + 1]), f"position {position} of {sequence} holds {slots.get(slot)}"
+
+    def _awaited_slots(self, scheduler: PaperScheduler, group: SequenceGroup, skipped: int) -> set[tuple[int, int]]:
+        """Slots that a sequence of the group has yet to fill in its recomputation."""
+        awaited: set[tuple[int, int]] = set()
+        for sequence in group.living:
+            block_ids = scheduler.block_manager.block_ids(sequence.sequence_id)
+            if block_ids and sequence.num_uncomputed_tokens > 1:
+                positions = range(max(skipped, sequence.num_computed_tokens), sequence.num_tokens - 1)
+                awaited |= {(block_ids[(p - skipped) // self.block_size], p % self.block_size) for p in positions}
+        return awaited
 
 
 def check_books(scheduler: PaperScheduler) -> None:
