@@ -41,7 +41,7 @@ def batch_over_time(lines: Sequence[BatchLine], height: int = 400) -> go.Figure:
             )
     figure.update_xaxes(title="iteration", fixedrange=True, rangemode="tozero")
     figure.update_yaxes(title="requests running", fixedrange=True, rangemode="tozero")
-    return finish(figure, height)
+    return finish(figure, height, margin={"l": 8, "r": 12, "t": 64, "b": 8})  # the legend is long: it lies below the buttons
 
 
 def batch_rows(lines: Sequence[BatchLine]) -> list[dict[str, object]]:
