@@ -107,9 +107,8 @@ def show_memory_waste(scene: FigureScene, result: FigureResult, _: Mapping[str, 
     ]
     columns = ["System", "Parts add up to", "the paper's parts", "Requests at a time", "paper, Figure 13 (read off by others)"]
     table(columns, rows)
-    st.caption(
-        f"Requests: {values['num_requests']:,} with lengths of mean {values['mean_prompt']:.0f} + {values['mean_output']:.0f}. {data['workload']['note']}"
-    )
+    lengths = f"{values['num_requests']:,} requests, on average with {values['mean_prompt']:.0f} prompt and {values['mean_output']:.0f} output tokens"
+    st.caption(f"Here: {lengths}. {data['workload']['note']}")
 
 
 @st.fragment

@@ -20,7 +20,12 @@ STYLE = """<style>
 .stMainBlockContainer h3 { font-size: 17px; padding: 8px 0 10px; }
 [class*="st-key-card-"] { gap: 6px; padding: 14px 16px; }
 [class*="st-key-card-"] [data-testid="stPageLink-NavLink"] { padding: 0; background: none; }
-[class*="st-key-card-"] [data-testid="stPageLink-NavLink"] p { font-size: 16px; font-weight: 650; text-decoration: underline; white-space: normal; }
+[class*="st-key-card-"] [data-testid="stPageLink-NavLink"] p { font-size: 16px; font-weight: 650; text-decoration: underline; white-space: normal;
+  line-height: 21px; }
+[class*="st-key-card-"] [data-testid="stMarkdown"] p { font-size: 14.5px; line-height: 21px; }
+.st-key-memory-link [data-testid="stPageLink-NavLink"] { width: fit-content;
+  border: 1px solid color-mix(in srgb, currentColor 22%, transparent); border-radius: 8px; }
+.st-key-memory-link p { font-weight: 600; }
 </style>"""
 
 
@@ -43,7 +48,8 @@ def gallery(page: StreamlitPage, problem: str | None = None) -> None:
                     st.markdown(_plain(info.goal))
                     st.caption(_plain(info.source))
         if group == "paper":
-            st.page_link(page, label="The memory screen: what paging wins on requests of your choice", icon="", query_params={"screen": "memory"})
+            with st.container(key="memory-link"):
+                st.page_link(page, label="The memory screen: what paging wins on requests of your choice →", icon="", query_params={"screen": "memory"})
 
 
 def sentence(text: str) -> str:
