@@ -104,3 +104,7 @@ def test_log_probabilities_of_equals_come_by_token_id() -> None:
 @pytest.mark.parametrize(("count", "asked", "expected"), [(0, (), []), (0, (3,), [3]), (9, (), [2, 1, 0, 3, 4]), (1, (2,), [2])])
 def test_as_many_log_probabilities_as_there_are_tokens(count: int, asked: tuple[int, ...], expected: list[int]) -> None:
     assert list(top_logprobs(LOGITS, count, asked)) == expected
+
+
+def test_many_equals_keep_their_order() -> None:
+    assert list(top_logprobs(torch.zeros(5000), 300)) == list(range(300))
