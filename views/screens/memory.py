@@ -10,6 +10,7 @@ from streamlit.delta_generator import DeltaGenerator
 from streamlit.navigation.page import StreamlitPage
 
 from engine.errors import InvalidInput, PagewalkError
+from engine.paper.memory_model import GIB, OPT_13B, PAPER_NUM_SLOTS, TABLE_1_KV_CACHE_BYTES
 from engine.paper.simulation_log import Progress
 from scenarios.workloads import workload_names
 from views import state
@@ -135,7 +136,10 @@ def _choose(places: list[DeltaGenerator], wanted: Settings, status: DeltaGenerat
     return Settings(workload, int(num_slots), longest, block_size, num_requests), bad_file
 
 
-SLOTS_HELP = "A slot holds keys and values of one token. 15,728 are what the paper's OPT-13B leaves on a card of 40 GB: 12 GiB at 819,200 bytes a token."
+SLOTS_HELP = (
+    f"A slot holds keys and values of one token. {PAPER_NUM_SLOTS:,} are what the paper's OPT-13B leaves on a card of 40 GB: "
+    f"{TABLE_1_KV_CACHE_BYTES['OPT-13B'] // GIB} GiB at {OPT_13B.kv_bytes_per_token:,} bytes a token."
+)
 LONGEST_HELP = "Tokens of the longest sequence that the model takes, prompt and output together. Orca (Max) reserves this much for every request."
 
 
@@ -183,5 +187,8 @@ def _described(settings: Settings) -> str:
     ]
     too_long = sum(r.prompt_len + r.output_len > settings.longest for r in workload.requests)
     if too_long:
-        parts.insert(0, f"Left out are {too_long:,} requests, because they are longer than {settings.longest:,} tokens.")
+        parts.insert(
+            0,
+            f"Left out are {too_long:,} requests, because they are longer than {settings.longest:,} tokens: raise this limit, and the memory with it.",
+        )
     return sentence(" ".join(part for part in parts if part))

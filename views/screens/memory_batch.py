@@ -35,7 +35,7 @@ def batch_part(settings: Settings, tell: Progress) -> None:
             )
         st.markdown(
             "#### What differs from the paper\n"
-            "- There, requests came in at the highest rate that Orca (Oracle) could keep up with; here, all wait from the start.\n"
+            "- There, requests came in at a rate; here, all wait from the start.\n"
             f"- At most {MAX_NUM_SEQS} requests run at once, whatever fits.\n"
             f"- When blocks run out, paging preempts: {paged.num_preemptions:,} times in this run. What was preempted is computed again in one iteration."
         )

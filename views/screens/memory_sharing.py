@@ -66,7 +66,10 @@ def _saving(decoding: Decoding, width: int, run: SharingRun | None, settings: Se
     arithmetic = None
     if decoding == "parallel_sampling":
         key, workload = requests_of(settings)
-        arithmetic = state.remembered(("shared", key, width, settings.block_size), lambda: parallel_sampling_saved(workload, width, settings.block_size))
+        taken = [r for r in workload.requests if r.prompt_len + r.output_len <= settings.longest]
+        arithmetic = state.remembered(
+            ("shared", key, width, settings.block_size, settings.longest), lambda: parallel_sampling_saved(taken, width, settings.block_size)
+        )
     each = [sharing.saved_percent for sharing in run.each] if run else []
     return Saving(
         group,
@@ -96,6 +99,7 @@ parent. Requests differ much: the hint of a bar says how much.
 - The paper ran OPT-13B. On Alpaca it reports {span(parallel["alpaca"])} for parallel sampling and {span(beams["alpaca"])} for beam search; on ShareGPT, \
 with longer prompts, {span(parallel["sharegpt"])} and {span(beams["sharegpt"])} (section 6.3). The single bars are Figure 15's, read off by third parties; \
 “?”: no source confirms it.
-- Here a model of a few layers continues passages that it knows by heart. It is surer of its words than OPT, so other beams survive than would there.
+- Here a model of a few layers continues passages that it knows by heart. How sure a model is of its words decides which beams survive, and so what they \
+share.
 - Samples are drawn at temperature 1; every output has its request's full length; nothing is preempted.
 - The arithmetic assumes the same: with it, only lengths matter."""

@@ -18,7 +18,7 @@ HEIGHT = 466
 
 def waste_part(settings: Settings, tell: Progress) -> None:
     """The bars, and what differs from the paper. Raises InvalidInput for settings that cannot be."""
-    chart, words = st.columns([2.7, 1], gap="medium")
+    chart, words = st.columns([2.4, 1], gap="medium")
     with chart, st.container(height=HEIGHT + 8, border=False):
         results = compared(settings, tell)
         bars = [bar for system in SYSTEMS for bar in (here(system, results[system]), quoted(system))]
