@@ -33,13 +33,17 @@ def _parallel_sampling(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _ref_counts(words: Words, event: Any) -> str:
-    """“ Ref counts are now 2, of blocks 7 and 1.” for a fork."""
+    """“ Ref count of each: 2.” for a fork, or which block has how many."""
     if not isinstance(event, e.SequenceForked | e.BlocksTouched) or not event.block_ids:
         return ""
-    counts = {block.ref_cnt for b in event.block_ids if (block := words.block(b)) is not None}
-    if len(counts) == 1:
-        return f" Ref count of {'it' if len(event.block_ids) == 1 else 'each'}: {min(counts)}."
-    return " Each has one reference more." if counts else ""
+    sharers: dict[int, list[int]] = {}
+    for block_id in event.block_ids:
+        if (block := words.block(block_id)) is not None:
+            sharers.setdefault(block.ref_cnt, []).append(block_id)
+    if len(sharers) == 1:
+        return f" Ref count of {'it' if len(event.block_ids) == 1 else 'each'}: {min(sharers)}."
+    counts = [f"{count} of {physical(ids)}" for count, ids in sharers.items()]
+    return f" Ref counts: {', '.join(counts)}." if counts else ""
 
 
 def _beam_survives(words: Words, event: Any, facts: Facts) -> str:
@@ -186,15 +190,15 @@ def _head_of_free_queue(words: Words, event: Any, facts: Facts) -> str:
     block_ids = list(getattr(event, "block_ids", []))
     if not block_ids:
         return ""
-    held, required, tokens, size = number(facts, "num_held"), number(facts, "num_required"), number(facts, "num_tokens"), words.block_size(0)
+    held, tokens, size = number(facts, "num_held"), number(facts, "num_tokens"), words.block_size(0)
     heads = f"{capital(physical(block_ids))} {'was' if len(block_ids) == 1 else 'were'} at the head of the free queue."
     request = words.request(event.request_id)
     if held and request is not None and request.block_ids and held <= len(request.block_ids[0]) and tokens == held * size + 1 <= len(request.token_ids):
         return f"Block {request.block_ids[0][held - 1]} is full, so {words.token(request.token_ids[tokens - 1])} needs a new block. {heads}"
     if not tokens:
         return heads
-    needs = f"{count(tokens, 'token')} need {count(required, 'block')}"
-    return f"{needs}, and {event.request_id} holds {held}. {heads}" if held else f"{needs} of {count(size, 'slot')}. {heads}"
+    needs = f"{count(tokens, 'token')} need {count(-(-tokens // size), 'block')} of {count(size, 'slot')}"
+    return f"{needs}, and {event.request_id} holds {held}. {heads}" if held else f"{needs}. {heads}"
 
 
 def _request_finished(words: Words, event: Any, facts: Facts) -> str:

@@ -21,10 +21,14 @@ def _beams_chosen(words: Words, event: e.BeamsChosen) -> str:
     kept = [f"{c.sequence_id} {words.token(c.token_id)}" for c in event.candidates if c.sequence_id is not None]
     if not kept:
         return f"No candidate of {event.request_id} goes on."
+    ended = [c.sequence_id for c in event.candidates if c.finished and c.sequence_id is not None]
+    one, all_end = len(kept) == 1, len(ended) == len(kept)
+    what = f"{'is' if one else 'are'} finished" if all_end else f"{'goes' if one else 'go'} on"
+    end = f"; {listed(ended)} {'ends' if len(ended) == 1 else 'end'} here" if ended and not all_end else ""
     if any(c.forced for c in event.candidates):
-        return f"{count(len(kept), 'candidate')} of {event.request_id} {'goes' if len(kept) == 1 else 'go'} on (forced): {listed(kept)}."
-    best = f"best {len(kept)} candidates of {event.request_id} go" if len(kept) > 1 else f"best candidate of {event.request_id} goes"
-    return f"The {best} on: {listed(kept)}."
+        return f"{count(len(kept), 'candidate')} of {event.request_id} {what} (forced): {listed(kept)}{end}."
+    best = f"best candidate of {event.request_id}" if one else f"best {len(kept)} candidates of {event.request_id}"
+    return f"The {best} {what}: {listed(kept)}{end}."
 
 
 def _prefix_kept(words: Words, event: e.PrefixKept) -> str:
@@ -98,19 +102,19 @@ def _refused_symbol(words: Words, event: e.AllocationRefused) -> str:
 
 
 def _blocks_allocated(words: Words, event: e.BlocksAllocated) -> str:
-    return f"{event.request_id or 'The scenario'} takes {physical(event.block_ids)}."
+    return f"{capital(words.called(event.request_id)) if event.request_id else 'The scenario'} takes {physical(event.block_ids)}."
 
 
 def _allocated_symbol(words: Words, event: e.BlocksAllocated) -> str:
     before = words.request_before(event.request_id)
-    return f"BlockSpaceManager.{'append_slot' if before is not None and any(before.block_ids) else 'allocate'}"
+    return f"BlockSpaceManager.{'append_slot' if before is not None and before.status == 'RUNNING' else 'allocate'}"
 
 
 def _request_admitted(words: Words, event: e.RequestAdmitted) -> str:
     if event.resumed:
         return f"{event.request_id} comes back and runs again."
     have = f": {count(event.num_computed_tokens, 'token')} need not be computed" if event.num_computed_tokens else ""
-    return f"{event.request_id} is admitted{have}."
+    return f"{capital(words.called(event.request_id))} is admitted{have}."
 
 
 def _admitted_symbol(words: Words, event: e.RequestAdmitted) -> str:

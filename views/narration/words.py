@@ -106,7 +106,7 @@ class Words:
         """A request or sequence in a sentence: a prefix is called one."""
         if not self.is_prefix(request_id):
             return str(request_id)
-        return "the kept prefix" if str(request_id).lower() == "prefix" else f"prefix {request_id}"
+        return "the prefix" if str(request_id).lower() == "prefix" else f"prefix {request_id}"
 
     def block_before(self, block_id: int) -> BlockState | None:
         """The state of a physical block in the frame before."""

@@ -22,7 +22,7 @@ class CandidatesList {
 }
 
 function fateWords(candidate) {
-  if (candidate.finished) return "ends here";
+  if (candidate.finished) return "ends";
   return candidate.sequence === null ? "dropped" : `→ ${candidate.sequence}`;
 }
 

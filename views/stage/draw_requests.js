@@ -67,7 +67,7 @@ class RequestsPanel {
     card.signature = signature;
     card.element.replaceChildren();
     const finished = request.status.startsWith("FINISHED");
-    card.element.className = `request${compact ? " compact" : ""}${finished ? " finished" : ""}`;
+    card.element.className = `request${compact ? " compact" : ""}${finished ? " finished" : ""}${isDropped(request) ? " dropped" : ""}`;
     card.element.style.setProperty("--owner", requestColour(recording, request.request_id));
     if (recording.isPaper && finished && (request.sequence_group || compact)) return drawEnded(card.element, recording, request);
     if (recording.asStrips && !finished) return drawStrip(card.element, recording, frame, request, tables[0], now);
