@@ -162,7 +162,8 @@ WALK = """async (stage, steps) => {
 
 
 @pytest.mark.parametrize(
-    ("scene", "width", "height"), [("figure-6-prepared", 1280, 720), ("same-prompt-twice", 1280, 720), ("same-prompt-twice", 1024, 768), ("figure-7-v1", 1920, 1080)]
+    ("scene", "width", "height"),
+    [("figure-6-prepared", 1280, 720), ("same-prompt-twice", 1280, 720), ("same-prompt-twice", 1024, 768), ("figure-7-v1", 1920, 1080)],
 )
 def test_nothing_scrolls_and_no_panel_moves_between_frames(new_page: NewPage, app_address: str, scene: str, width: int, height: int) -> None:
     page = new_page(width, height)

@@ -187,7 +187,7 @@ class Stage {
   drawWords(frame) {
     const { header } = this.recording;
     this.title.textContent = header.title;
-    this.title.title = header.goal;
+    this.title.title = [header.goal, header.about].filter(Boolean).join("\n"); // what has no room as a chip
     this.text.textContent = frame.say.text;
     const note = this.recording.notes[frame.seq];
     drawNote(this.note, this.recording, frame);
