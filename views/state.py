@@ -136,7 +136,7 @@ def figure(scene_id: str) -> FigureScene:
     return load_figure(scene_id)
 
 
-@st.cache_data(max_entries=MAX_FIGURES, show_spinner="Computing the figure…")
+@st.cache_data(max_entries=MAX_FIGURES, show_spinner=False)
 def figure_result(scene_id: str, changes: tuple[tuple[str, Any], ...] = ()) -> FigureResult:
     """What a figure scene computes, once for everybody. `changes`: parameters that a screen let somebody choose, by name. Raises PagewalkError."""
     return compute(load_figure(scene_id), dict(changes))

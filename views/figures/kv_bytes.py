@@ -33,7 +33,7 @@ def kv_formula(shape: Mapping[str, Any], request_tokens: int, pixels: int = 210)
     return canvas.figure()
 
 
-def kv_bytes(shapes: Sequence[Mapping[str, Any]], height: int = 300) -> go.Figure:
+def kv_bytes(shapes: Sequence[Mapping[str, Any]], height: int = 290) -> go.Figure:
     """Bytes per token of every shape, on a logarithmic scale, with the numbers written out."""
     names = [shape["name"] for shape in shapes]
     sizes = [shape["bytes_per_token"] for shape in shapes]

@@ -16,7 +16,7 @@ GAP = Fill("external (the gap)", GREY, ".", 0.35)
 LABELS = 1.2
 
 
-def reservation_strips(data: Mapping[str, Any], pixels: int = 560) -> go.Figure:
+def reservation_strips(data: Mapping[str, Any], pixels: int = 550) -> go.Figure:
     """From the top: the memory to scale, each chunk's slots with their words, the same tokens in blocks."""
     canvas = Canvas(100, 74, pixels)
     _to_scale(canvas, data)

@@ -54,9 +54,12 @@ LONGEST_NAME = 17
 def figure_scene(page: StreamlitPage, scene_id: str) -> None:
     """A figure scene of the library. Raises PagewalkError when it cannot be computed."""
     scene = state.figure(scene_id)
-    result = state.figure_result(scene_id)
     st.html(STYLE)
     _head(page, scene)
+    waiting = st.empty()
+    with waiting, st.spinner("Computing the figure…"):
+        result = state.figure_result(scene_id)
+    waiting.empty()
     with st.container(key="figure-body"):
         figure, side = st.columns([0.725, 0.275], gap="medium")
     with figure:
