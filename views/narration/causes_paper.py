@@ -41,7 +41,7 @@ def _ref_counts(words: Words, event: Any) -> str:
         if (block := words.block(block_id)) is not None:
             sharers.setdefault(block.ref_cnt, []).append(block_id)
     if len(sharers) == 1:
-        return f" Ref count of {'it' if len(event.block_ids) == 1 else 'each'}: {min(sharers)}."
+        return f" {'Its ref count' if len(event.block_ids) == 1 else 'Ref count of each'}: {min(sharers)}."
     counts = [f"{count} of {physical(ids)}" for count, ids in sharers.items()]
     return f" Ref counts: {', '.join(counts)}." if counts else ""
 

@@ -77,7 +77,7 @@ function sequenceStatus(request) {
 }
 
 function logprobText(value) {
-  return value === null || value === undefined ? "" : value.toFixed(2).replace("-", "−");
+  return value === null || value === undefined ? "" : value.toFixed(2).replace("-0.00", "0.00").replace("-", "−");
 }
 
 function outputWords(recording, request) {

@@ -83,7 +83,8 @@ class PoolPanel {
     svg(group, "path", { d: `${line}M${tip.x - 5} ${tip.y + 6 * up}L${tip.x} ${tip.y}L${tip.x + 5} ${tip.y + 6 * up}` });
     const words = state === "queued" ? "copy" : "copied";
     const half = measure(words, `650 11px ${fontFamily}`) / 2 + 5;
-    const near = route[1].x + Math.sign(route[2].x - route[1].x) * Math.min(Math.abs(route[2].x - route[1].x) / 2, half + 8);
+    const way = Math.min(Math.abs(route[2].x - route[1].x) / 2, half + 8) * Math.sign(route[2].x - route[1].x);
+    const near = index ? route[2].x - way : route[1].x + way; // copies of one block part at its end: only the first label stands there
     const x = Math.min(Math.max(near, half), sizeOf(this.body).width - half);
     const label = svg(this.copies, "g", { class: `copy ${state} label` });
     svg(label, "rect", { x: x - half, y: route[1].y - 7.5, width: 2 * half, height: 15, rx: 7.5 });
