@@ -32,7 +32,7 @@ def block_size_part(settings: Settings, tell: Progress) -> None:
         key = ("kernel cost", backend, lengths)
         costs = state.remembered(key, lambda: _measure(backend, lengths, tell)) if pressed or state.is_remembered(key) else []
         st.caption(_described(backend, lengths, bool(costs)))
-        with st.container(height=HEIGHT - 190, border=False):
+        with st.container(height=HEIGHT - 240, border=False):
             st.markdown(TEXT.format(**BLOCK_SIZE_NOTES, requests=_first_ones(settings)))
     with chart, st.container(height=HEIGHT + 8, border=False):
         waste = waste_of(replace(settings, num_requests=min(settings.num_requests, MAX_REQUESTS)), tell)

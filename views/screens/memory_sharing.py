@@ -40,7 +40,7 @@ def sharing_part(settings: Settings, tell: Progress) -> None:
             f"{'Counted in' if found else 'To be counted in'} {len(runs)} runs of the paper's engine with the model {MODEL}: {len(lengths)} prompts as long as "
             f"Alpaca's (on average {mean_in:.1f} tokens in, {mean_out:.1f} out), blocks of {settings.block_size}. Takes some ten seconds in all."
         )
-        with st.container(height=HEIGHT - 118, border=False):
+        with st.container(height=HEIGHT - 140, border=False):
             st.markdown(_text())
     with chart, st.container(height=HEIGHT + 8, border=False):
         savings = [_saving(decoding, width, found.get((decoding, width)), settings) for decoding, width in runs]
