@@ -111,7 +111,9 @@ def test_systems_over_time_differ_in_dash_and_marker_and_tell_their_mean() -> No
 
 def test_without_a_measurement_the_lower_chart_says_so() -> None:
     waste = [WasteAtBlockSize(1, 0.0), WasteAtBlockSize(2, 0.5)]
-    assert [a.text for a in block_size_sweep(waste, []).layout.annotations] == ["not measured yet"]
+    empty = block_size_sweep(waste, [])
+    assert [a.text for a in empty.layout.annotations] == ["not measured yet"]
+    assert empty.layout.yaxis2.showticklabels is False  # no number that nobody measured
     measured = block_size_sweep(waste, [CostAtBlockSize(1, 10, 2), CostAtBlockSize(2, 11, 3)], chosen=2)
     assert len(measured.layout.annotations) == 0
     assert measured.data[0].text == ("0.0", "<b>0.5</b>")

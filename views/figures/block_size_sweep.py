@@ -66,7 +66,7 @@ def block_size_sweep(waste: Sequence[WasteAtBlockSize], costs: Sequence[CostAtBl
     figure.update_xaxes(showticklabels=True, row=1, col=1)
     figure.update_xaxes(title="block size (tokens)", row=2, col=1)
     figure.update_yaxes(title="empty slots, %<br>(computed)", range=[0, highest * 1.2 or 1], fixedrange=True, row=1, col=1)
-    figure.update_yaxes(title="µs a launch<br>(measured here)", rangemode="tozero", fixedrange=True, row=2, col=1)
+    figure.update_yaxes(title="µs a launch<br>(measured here)", rangemode="tozero", fixedrange=True, showticklabels=bool(costs), row=2, col=1)
     return finish(figure, height)
 
 
