@@ -124,6 +124,7 @@ def test_kv_bytes_writes_the_product_out() -> None:
     words = words_of(kv_formula(shapes[0], 2048))
     for part in ("<b>2</b>", "<b>5,120</b>", "<b>40</b>", "<b>819,200 bytes</b>", "<b>1.68 GB</b>"):
         assert part in words
+    assert "<b>47.2 MB</b>" in words_of(kv_formula(shapes[4], 2048))  # 23,040 bytes x 2,048
     assert list(kv_bytes(shapes).data[0].x)[:2] == [819_200, 2_359_296]
     assert kv_bytes_rows(shapes)[0]["bytes_per_request"] == 1_677_721_600
 

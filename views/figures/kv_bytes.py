@@ -29,7 +29,7 @@ def kv_formula(shape: Mapping[str, Any], request_tokens: int, pixels: int = 210)
     tokens = f"× {request_tokens:,} tokens of a request ="
     canvas.words(x - 1.5, 25.5, tokens, size=14, right=True)
     size = shape["bytes_per_request"]
-    _factor(canvas, x, 18.5, 33, f"{size / 1e9:,.3g} GB", f"per request ({size:,} bytes)", GREEN)
+    _factor(canvas, x, 18.5, 33, _size(size), f"per request ({size:,} bytes)", GREEN)
     return canvas.figure()
 
 
