@@ -43,7 +43,7 @@ def figure_schema() -> dict[str, Any]:
         choices.append({"if": {"properties": {"figure": {"const": name}}}, "then": {"properties": {"parameters": {"$ref": f"#/$defs/{name}.parameters"}}}})
     for key in [k for k in definitions if "." in k]:
         definitions[key] = _renamed(definitions[key], key.split(".", 1)[0])
-    schema["properties"]["figure"]["enum"] = list(KINDS)
+    schema["properties"]["figure"] |= {"enum": list(KINDS), "description": "; ".join(f"{name}: {kind.says}" for name, kind in KINDS.items())}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "allOf": choices}
 
 

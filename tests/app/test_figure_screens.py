@@ -9,8 +9,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from scenarios import list_scenes, load_figure
+from scenarios.figures.registry import KINDS
 from scenarios.loader import figure_files
 from tests.conftest import ROOT
+from views.screens.figure_views import VIEWS
 
 TIMEOUT = 60
 FIGURES = sorted(figure_files())
@@ -29,6 +31,10 @@ def charts(app: AppTest) -> list[str]:
 
 def htmls(app: AppTest) -> str:
     return " ".join(block.proto.body for block in app.get("html"))
+
+
+def test_every_kind_of_figure_has_a_view() -> None:
+    assert set(VIEWS) == set(KINDS)
 
 
 @pytest.mark.parametrize("scene", FIGURES)
