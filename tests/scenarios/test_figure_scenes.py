@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from scenarios.__main__ import main
 from scenarios.expectations import select
 from scenarios.figures.command_line import figure_schema
 from scenarios.figures.memory_layout import tokens_held
-from scenarios.figures.reading import check_values, compute, parameters_of
+from scenarios.figures.reading import check_values, compute, figure_from_plain, parameters_of
 from scenarios.figures.registry import KINDS
 from scenarios.loader import READING_ORDER, figure_files, library_files, parse_scene, scene_files
 from scenarios.runner import run
@@ -334,3 +336,33 @@ def test_unconfirmed_values_are_marked_in_the_terminal(capsys: Capture) -> None:
 def test_a_change_on_a_screen_is_checked_like_a_file() -> None:
     with pytest.raises(ScenarioError, match=r"parameters\.card_gb: this must be a whole number"):
         parameters_of(load_figure("figure-1"), {"card_gb": "forty"})
+
+
+JUNK: list[Any] = [None, True, -1, 0, 3.5, 1e308, "", "x", "<eos>", [], [1], [None], {}, {"a": 1}, 10**18, "figure-6", {"value": 1, "tolerance": 1}]
+
+
+def places(part: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where values stand inside plain data."""
+    inside = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    return [*([path] if path else []), *(place for key, value in inside for place in places(value, (*path, key)))]
+
+
+@pytest.mark.parametrize("scene", [name for name in FIGURES if name != "figure-2"])  # a second each
+def test_whatever_stands_in_a_file_is_computed_or_refused_in_sentences(scene: str) -> None:
+    plain, source = read_yaml(figure_files()[scene].read_bytes(), scene)
+    draw = random.Random(scene)
+    refused = 0
+    for _ in range(60):
+        changed = copy.deepcopy(plain)
+        place = draw.choice([p for p in places(changed) if p[0] not in ("notes", "links")])
+        around: Any = changed
+        for key in place[:-1]:
+            around = around[key]
+        around[place[-1]] = copy.deepcopy(draw.choice(JUNK))
+        try:
+            made = figure_from_plain(changed, source)
+            check_values(made, compute(made))
+        except InvalidInput as error:
+            refused += 1
+            assert str(error).strip()
+    assert refused > 10
