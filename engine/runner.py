@@ -161,6 +161,7 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
             emit=emit,
             device=loaded.device,
             attention_shares=config.attention_shares,
+            kernel_witness=config.kernel_witness,
         )
 
     def _bookkeeping_runner(self, emit: Emit) -> BookkeepingRunner:

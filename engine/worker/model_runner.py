@@ -36,6 +36,7 @@ class ModelRunner(BatchRunner):
         device: torch.device | str = "cpu",
         layer_groups: Sequence[int] | None = None,
         attention_shares: bool = False,
+        kernel_witness: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -49,6 +50,7 @@ class ModelRunner(BatchRunner):
             device=device,
             layer_groups=layer_groups,
             attention_shares=attention_shares,
+            kernel_witness=kernel_witness,
         )
         self.requests: dict[str, CachedRequestState] = {}
 
