@@ -18,7 +18,7 @@ from triton.runtime import interpreter as triton_interpreter
 from kernels.interpreter import LOCK
 
 Ids = npt.NDArray[np.int64]
-_FAR = np.iinfo(np.int64).max
+_FAR = np.uint64(np.iinfo(np.int64).max)
 
 
 class Touched(NamedTuple):
@@ -27,6 +27,21 @@ class Touched(NamedTuple):
     program: int
     lanes: Ids
     indices: tuple[Ids, ...]
+
+
+class Tile:
+    """The addresses of one load or store, `mask` tells which are followed. Lanes are on the leading axis; a row is what lies along the last one. `any`: rows
+    of which something is followed; `low`, `high`: the first and last address of each that is."""
+
+    def __init__(self, addresses: npt.NDArray[np.uint64], mask: npt.NDArray[np.bool_]) -> None:
+        whole = addresses.ndim > 1
+        self.addresses, self.mask = (addresses, mask) if whole else (addresses.reshape(-1, 1), mask.reshape(-1, 1))
+        self.any = self.mask.any(axis=-1)
+        if np.array_equal(self.any, self.mask.all(axis=-1)):  # as good as always, and three times faster
+            self.low, self.high = self.addresses.min(axis=-1), self.addresses.max(axis=-1)
+        else:
+            self.low = np.where(self.mask, self.addresses, _FAR).min(axis=-1)
+            self.high = np.where(self.mask, self.addresses, np.uint64(0)).max(axis=-1)
 
 
 class WatchedTensor:
@@ -48,21 +63,21 @@ class WatchedTensor:
         self.reads: list[Touched] = []
         self.writes: list[Touched] = []
 
-    def note(self, kind: Literal["reads", "writes"], program: int, addresses: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
-        """Remember what a tile touches of this tensor. `addresses`, `mask`: the same shape, lanes on the leading axis."""
-        places = addresses.astype(np.int64) - self.start
-        inside = mask & (places >= 0) & (places < self.end - self.start)
-        if not inside.any():
+    def note(self, kind: Literal["reads", "writes"], program: int, tile: Tile) -> None:
+        """Remember what a tile touches of this tensor."""
+        overlapping = tile.any & (tile.low < self.end) & (tile.high >= self.start)
+        if not overlapping.any():
             return
-        places //= self.itemsize
-        low = np.where(inside, places, _FAR).min(axis=-1)
-        high = np.where(inside, places, -1).max(axis=-1)
-        touched = high >= 0
-        if places.ndim > 1 and bool((low[touched] // self.run == high[touched] // self.run).all()):
-            lanes = np.nonzero(touched)[0]
-            found = [self._touched(program, lanes, low[touched]), self._touched(program, lanes, high[touched])]
+        low, high = ((row[overlapping].astype(np.int64) - self.start) // self.itemsize for row in (tile.low, tile.high))
+        inside = low.min() >= 0 and high.max() < (self.end - self.start) // self.itemsize
+        if inside and bool((low // self.run == high // self.run).all()):
+            lanes = np.nonzero(overlapping)[0]
+            found = [self._touched(program, lanes, low)]
+            if not np.array_equal(low, high):
+                found.append(self._touched(program, lanes, high))
         else:
-            found = [self._touched(program, np.nonzero(inside)[0], places[inside])]
+            chosen = tile.mask & (tile.addresses >= self.start) & (tile.addresses < self.end)
+            found = [self._touched(program, np.nonzero(chosen)[0], (tile.addresses[chosen].astype(np.int64) - self.start) // self.itemsize)]
         (self.reads if kind == "reads" else self.writes).extend(found)
 
     def _touched(self, program: int, lanes: Ids, places: Ids) -> Touched:
@@ -85,16 +100,11 @@ def watching(tensors: Sequence[WatchedTensor]) -> Iterator[None]:
     load, store = type(builder).create_masked_load.__get__(builder), type(builder).create_masked_store.__get__(builder)
 
     def note(kind: Literal["reads", "writes"], pointers: Any, mask: Any) -> None:
-        addresses, masked = np.atleast_1d(pointers.data), np.atleast_1d(mask.data)
-        seen = addresses if masked.all() else addresses[masked]
-        if not seen.size:
-            return
-        first, last = int(seen.min()), int(seen.max())
+        tile = Tile(pointers.data, mask.data)
         x, y, z = builder.grid_idx
         _, wide, deep = builder.grid_dim
         for tensor in tensors:
-            if first < tensor.end and last >= tensor.start:
-                tensor.note(kind, (x * wide + y) * deep + z, addresses, masked)
+            tensor.note(kind, (x * wide + y) * deep + z, tile)
 
     def masked_load(pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         note("reads", pointers, mask)

@@ -6,6 +6,7 @@ the witness at the end. Without a witness it does nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,12 +120,16 @@ def _watched(
         yield
     block_size = key_cache.shape[1]
     accesses = [_per_lane(touched) for cache in caches for touched in (cache.reads, cache.writes)]
-    slots = [{place: _in_order(indices[0] * block_size + indices[1]) for place, indices in access.items()} for access in accesses]
+    places = [{place: indices[0] * block_size + indices[1] for place, indices in access.items()} for access in accesses]
+    key_reads, key_writes = ({place: _in_order(its) for place, its in access.items()} for access in places[:2])
+    value_reads, value_writes = (
+        {place: keys[place] if place in keys and np.array_equal(its, by_place[place]) else _in_order(its) for place, its in access.items()}
+        for access, by_place, keys in ((places[2], places[0], key_reads), (places[3], places[1], key_writes))
+    )
     heads = {place: np.concatenate([access[place][2] for access in accesses if place in access]) for access in accesses for place in access}
     tokens = {
         place: _in_order(indices[0]) for tensor in batch for place, indices in _per_lane(tensor.reads if tokens_read is not None else tensor.writes).items()
     }
-    key_reads, key_writes, value_reads, value_writes = slots
     programs = [
         ProgramAccess(
             *place,
@@ -143,10 +148,10 @@ def _watched(
 def _per_lane(touched: Sequence[Any]) -> dict[tuple[int, int], list[np.ndarray[Any, Any]]]:
     """By (program, lane): one array per watched dimension, in the order in which the tiles came."""
     parts: dict[tuple[int, int], list[tuple[np.ndarray[Any, Any], ...]]] = defaultdict(list)
-    for tile in touched:
-        for lane in np.unique(tile.lanes).tolist():
-            chosen = tile.lanes == lane
-            parts[tile.program, lane].append(tuple(index[chosen] for index in tile.indices))
+    for tile in touched:  # within a tile, what belongs to a lane lies together
+        starts = np.flatnonzero(np.diff(tile.lanes, prepend=-1))
+        for start, end in itertools.pairwise([*starts.tolist(), len(tile.lanes)]):
+            parts[tile.program, int(tile.lanes[start])].append(tuple(index[start:end] for index in tile.indices))
     return {place: [np.concatenate(arrays) for arrays in zip(*tiles, strict=True)] for place, tiles in parts.items()}
 
 

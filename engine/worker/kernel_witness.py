@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from engine.trace.witness import LaunchWitness, ProgramWitness, runs_of
 from kernels import LaunchWitness as KernelLaunch
 from kernels import ProgramAccess
@@ -24,13 +22,17 @@ class LayerLaunch:
 
 def report(launches: Sequence[LayerLaunch], ends: Sequence[tuple[int, str]]) -> list[LaunchWitness] | None:
     """The launches as an event carries them, None when no kernel ran. `ends`: for each request, in order of the batch, the end of its tokens and its id."""
-    found: dict[bytes, LaunchWitness] = {}
+    found: list[tuple[LayerLaunch, LaunchWitness]] = []
     for entry in launches:
         if entry.launch.programs is None:
             continue
+        same = next((witness for other, witness in found if _same(entry, other)), None)
+        if same is not None:
+            same.layers.append(entry.layer)
+            continue
         witness = LaunchWitness(
             kernel=entry.launch.kernel,
-            layers=[],
+            layers=[entry.layer],
             grid=entry.launch.grid,
             lanes=entry.launch.lanes,
             block_size=entry.launch.block_size,
@@ -38,8 +40,13 @@ def report(launches: Sequence[LayerLaunch], ends: Sequence[tuple[int, str]]) -> 
             group_id=entry.group_id,
             sliding_window=entry.sliding_window if entry.launch.kernel == "paged_attention" else None,
         )
-        found.setdefault(msgspec.msgpack.encode(witness), witness).layers.append(entry.layer)
-    return [*found.values()] or None
+        found.append((entry, witness))
+    return [witness for _, witness in found] or None
+
+
+def _same(a: LayerLaunch, b: LayerLaunch) -> bool:
+    """Whether two layers did the same."""
+    return (a.group_id, a.sliding_window) == (b.group_id, b.sliding_window) and a.launch == b.launch
 
 
 def _programs(launch: KernelLaunch, ends: Sequence[tuple[int, str]]) -> list[ProgramWitness]:
@@ -64,16 +71,17 @@ def _goes_on(last: ProgramWitness, access: ProgramAccess, request_id: str | None
 
 def _program(access: ProgramAccess, request_id: str | None, block_size: int) -> ProgramWitness:
     keys, values = access.key_slots_read, access.value_slots_read
+    runs, value_runs = runs_of(keys), None if values == keys else runs_of(values)
     return ProgramWitness(
         program=access.program,
         lane=access.lane,
         request_id=request_id,
         tokens=list(access.tokens),
         kv_heads=list(access.kv_heads),
-        block_ids_read=list(dict.fromkeys(slot // block_size for slot in (*keys, *values))),
-        slots_read=runs_of(keys),
+        block_ids_read=list(dict.fromkeys(b for start, end in (*runs, *(value_runs or ())) for b in range(start // block_size, (end - 1) // block_size + 1))),
+        slots_read=runs,
         slots_written=list(access.key_slots_written),
-        value_slots_read=None if values == keys else runs_of(values),
+        value_slots_read=value_runs,
         value_slots_written=None if access.value_slots_written == access.key_slots_written else list(access.value_slots_written),
     )
 
