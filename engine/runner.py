@@ -18,6 +18,7 @@ from engine.paper_bookkeeping import PaperBookkeepingRunner
 from engine.session_base import NO_MODEL, InterpretedLayers
 from engine.session_config import SessionConfig
 from engine.trace.events import Emit
+from engine.trace.witness import is_wanted
 from kernels import BACKENDS, UnknownBackend, choose_backend
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
             emit=emit,
             device=loaded.device,
             attention_shares=config.attention_shares,
-            kernel_witness=config.kernel_witness,
+            kernel_witness=is_wanted(config.kernel_witness, config.num_blocks),
         )
 
     def _bookkeeping_runner(self, emit: Emit) -> BookkeepingRunner:

@@ -50,6 +50,7 @@ class SessionConfig:
     `free_queue_order`: the pool is prepared so that these ids are popped first, in this order (rule S24). `max_model_len` None: the session's default.
     `kv_cache_groups`: without any there is one full-attention group of `block_size`. `hash_block_size` and `scheduler_block_size` None: by rule R2.6, with
     `prefix_match_unit`. `dcp_rank`: the rank whose memory the frames show, when the tokens of a block are spread over `decode_context_parallel_size` ranks.
+    `kernel_witness`: each step says what every kernel program read and wrote, in the layers that run on kernels; None: in small pools.
     """
 
     num_blocks: int
@@ -79,7 +80,7 @@ class SessionConfig:
     dcp_rank: int = 0
     cp_kv_cache_interleave_size: int = 1
     attention_shares: bool = False
-    kernel_witness: bool = False
+    kernel_witness: bool | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for a size below 1, a pool without a usable block, an impossible free queue order, or groups that do not go together."""

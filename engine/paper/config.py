@@ -20,7 +20,8 @@ class PaperConfig:
     """The engine's settings. Sizes in blocks and tokens; block ids are 0 to num_blocks-1, there is no null block.
 
     `num_cpu_blocks`: the swap space. `free_queue_order`: these ids are handed out first, in this order. `watermark`: share of the pool that stays free when
-    groups are admitted. Blocks that are freed go to the head of the free queue, as in vLLM's first release, whose free list was a stack.
+    groups are admitted. `kernel_witness`: as in `engine.session_config.SessionConfig`. Blocks that are freed go to the head of the free queue, as in vLLM's
+    first release, whose free list was a stack.
     """
 
     num_blocks: int
@@ -33,7 +34,7 @@ class PaperConfig:
     watermark: float = 0.0
     free_queue_order: tuple[int, ...] = ()
     attention_shares: bool = False
-    kernel_witness: bool = False
+    kernel_witness: bool | None = None
     seed: int = 0
     max_frames: int = 20_000
 

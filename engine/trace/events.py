@@ -270,10 +270,11 @@ class StateWritten(Event, frozen=True, kw_only=True, tag="state_written"):
 
 
 class BlocksCopied(Event, frozen=True, kw_only=True, tag="blocks_copied"):
-    """copy_blocks: whole pages of all layers, all sources read before any destination is written (R6.7)."""
+    """copy_blocks: whole pages of all layers, all sources read before any destination is written (R6.7). `witness`: as in AttentionComputed."""
 
     source_block_ids: list[int]
     destination_block_ids: list[int]
+    witness: list[LaunchWitness] | None = None
 
 
 class SequenceForked(Event, frozen=True, kw_only=True, tag="sequence_forked"):

@@ -9,13 +9,21 @@ import msgspec
 Run = tuple[int, int]
 """Slots from the first number up to, but without, the second; they lie one behind the other in memory."""
 
+SMALL_POOL = 256
+"""Up to this many blocks programs are watched unless the settings say otherwise: a decode step of `tiny` takes 2 milliseconds more for each watched layer."""
+
+
+def is_wanted(setting: bool | None, num_blocks: int) -> bool:
+    """Whether a run watches its kernels: as its settings say, and where they say nothing (None), when its pool is small."""
+    return num_blocks <= SMALL_POOL if setting is None else setting
+
 
 class ProgramWitness(msgspec.Struct, frozen=True, omit_defaults=True):
     """One lane of one program. On a device a program has one lane; interpreted, it carries many at once.
 
     `program`: its place in the grid; `lane`: within the program. `request_id`: whose tokens `tokens` are, which are places in the batch: those whose
-    attention the lane stored, or whose keys it stored. None where they belong to nobody or to several. A lane that writes is given together with those
-    behind it that wrote for the same request: `lane` + i wrote `slots_written[i]` for `tokens[i]`. `kv_heads`: those that it touched.
+    attention the lane stored, or whose keys it stored. None where they belong to nobody or to several; a copy has no tokens. A lane that writes is given
+    together with those behind it that wrote for the same request: `lane` + i wrote `slots_written[i]` for `tokens[i]`. `kv_heads`: those that it touched.
     `block_ids_read`: in the order of the walk; `slots_read`: the runs of slots within that walk, of keys. `value_slots_read`, `value_slots_written`: None
     where they are those of the keys.
     """
@@ -33,8 +41,8 @@ class ProgramWitness(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LaunchWitness(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One launch of `kernel` (`reshape_and_cache`, `paged_attention`), the same in each of `layers`. `grid`: programs; `lanes`: of each program; `block_size`:
-    of the cache that it worked on; `sliding_window`: keys that a query may see, None for all."""
+    """One launch of `kernel` (`reshape_and_cache`, `paged_attention`, `copy_blocks`), the same in each of `layers`. `grid`: programs; `lanes`: of each
+    program; `block_size`: of the cache that it worked on; `sliding_window`: keys that a query may see, None for all."""
 
     kernel: str
     layers: list[int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from engine.trace.events import AttentionComputed
+from engine.trace.events import AttentionComputed, BlocksCopied
 from engine.trace.frame import Frame
 from engine.trace.violation import Violation
 from engine.trace.witness import LaunchWitness, ProgramWitness, Run, slots_in
@@ -19,6 +19,7 @@ READS_OWN = "a kernel program reads only its own request's blocks"
 READS_ALL = "a kernel program reads every key that its queries see, and no other"
 WRITES_MAPPED = "a kernel program writes only the slots of the slot mapping"
 WRITES_ALL = "the kernel writes every token of the batch once"
+COPIES_PAIRS = "the kernel copies the queued blocks as whole pages, and no other"
 ANSWERS_ALL = "the kernel computes every token of the batch in every KV head once"
 
 
@@ -38,6 +39,9 @@ class _Row(NamedTuple):
 def check_witness(frame: Frame) -> Iterator[Violation]:
     """Violations of the frame's kernel witness, none where its event has none. O(blocks read + slots written) for what is sound."""
     event = frame.event
+    if isinstance(event, BlocksCopied):
+        for launch in event.witness or ():
+            yield from _check_copies(launch, event)
     if not isinstance(event, AttentionComputed) or not event.witness:
         return
     for launch in event.witness:
@@ -173,3 +177,35 @@ def _check_slots(launch: LaunchWitness, program: ProgramWitness, slots: Sequence
                 f"{name} wrote slot {slot} of block {block_id} for position {index * size + offset} of {row.request_id}, to which its block table gives {due}"
             )
             yield Violation(WRITES_MAPPED, text, block_id)
+
+
+def _check_copies(launch: LaunchWitness, event: BlocksCopied) -> Iterator[Violation]:
+    """Each program serves one pair, and together they read all slots of the sources and write all slots of the destinations (R6.7)."""
+    size = launch.block_size
+    pairs = {*zip(event.source_block_ids, event.destination_block_ids, strict=True)}
+    for program in launch.programs:
+        read, written = _blocks(list(slots_in(program.slots_read)), size), _blocks(program.slots_written, size)
+        if len(read) != 1 or len(written) != 1 or (read[0], written[0]) not in pairs:
+            text = f"{_name(launch, program)} read the blocks {read} and wrote the blocks {written}; the queued copies are {_pairs(event)}"
+            yield Violation(COPIES_PAIRS, text, next(iter(written), None))
+    pages = [range(block_id * size, (block_id + 1) * size) for block_ids in (event.source_block_ids, event.destination_block_ids) for block_id in block_ids]
+    due_read, due_written = ({slot for page in half for slot in page} for half in (pages[: len(pages) // 2], pages[len(pages) // 2 :]))
+    for what in ("key", "value"):
+        for verb, due in (("read", due_read), ("wrote", due_written)):
+            done = {slot for program in launch.programs for slot in _copied(program, what, verb)}
+            for problem, slots in ((verb, done - due), (f"never {verb}", due - done)):
+                if slots:
+                    block_id, offset = divmod(min(slots), size)
+                    layers = ", ".join(map(str, launch.layers))
+                    text = f"copy_blocks in layers {layers} {problem} the {what} in slot {offset} of block {block_id}; the queued copies are {_pairs(event)}"
+                    yield Violation(COPIES_PAIRS, text, block_id)
+
+
+def _copied(program: ProgramWitness, what: str, verb: str) -> list[int]:
+    if verb == "read":
+        return list(slots_in(program.slots_read if what == "key" or program.value_slots_read is None else program.value_slots_read))
+    return program.slots_written if what == "key" or program.value_slots_written is None else program.value_slots_written
+
+
+def _pairs(event: BlocksCopied) -> str:
+    return ", ".join(f"{source} to {destination}" for source, destination in zip(event.source_block_ids, event.destination_block_ids, strict=True))

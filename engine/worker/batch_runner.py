@@ -9,15 +9,15 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.errors import EngineError, InvalidInput
-from engine.trace.events import AttentionComputed, Cause, CauseKind, Emit, Event, Fact, KVWritten, SlotsMapped
+from engine.trace.events import AttentionComputed, BlocksCopied, Cause, CauseKind, Emit, Event, Fact, KVWritten, SlotsMapped
 from engine.trace.frame import WorkerRow
 from engine.worker.attention import ForwardContext, layer_shapes, redirect_attention
 from engine.worker.block_table import MultiGroupBlockTable
 from engine.worker.input_batch import InputBatch
 from engine.worker.kernel_settings import KernelSettings, agrees_within
-from engine.worker.kernel_witness import report
+from engine.worker.kernel_witness import LayerLaunch, report
 from engine.worker.kv_cache import KVCache
-from kernels import AttentionMetadata
+from kernels import AttentionMetadata, Backend, Witness
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,18 @@ class BatchRunner:
         self._report_forward(parts, slots, context)
         self.last_logits = {part.req_id: row for part, row in zip(parts, logits, strict=True)}
         return logits
+
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], backends: Sequence[Backend], cause: CauseKind) -> None:
+        """Copy whole pages, each layer's by its backend of `backends`, and report it with what the kernels' programs were seen to do."""
+        launches: list[LayerLaunch] = []
+        for backend in dict.fromkeys(backends):
+            layers = [layer for layer, its in enumerate(backends) if its == backend]
+            witness = Witness() if self._wants_witness else None
+            self.kv_cache.copy_blocks(pairs, backend, layers, witness)
+            for layer, launch in zip(layers, witness.launches if witness is not None else (), strict=witness is not None):
+                launches.append(LayerLaunch(layer, self.kv_cache.layers[layer].group_id, None, launch))
+        sources, destinations = [source for source, _ in pairs], [destination for _, destination in pairs]
+        self._emit(BlocksCopied(cause=Cause(cause), source_block_ids=sources, destination_block_ids=destinations, witness=report(launches, ())))
 
     def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor, query_start_loc: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Logits of each request's last scheduled token: float32 [num_reqs, vocab]."""

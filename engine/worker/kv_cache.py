@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import InvalidInput
-from kernels import Backend, copy_blocks
+from kernels import Backend, Witness, copy_blocks
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,14 @@ class KVCache:
         """Bytes of all pages of all layers."""
         return sum(t.numel() * t.element_size() for t in (*self.key_caches, *self.value_caches))
 
-    def copy_blocks(self, block_pairs: Sequence[tuple[int, int]], backend: Backend, layers: Sequence[int] | None = None) -> None:
-        """Copy whole pages (source, destination) in `layers`, None for all; all sources are read before any destination is written (R6.7)."""
+    def copy_blocks(
+        self, block_pairs: Sequence[tuple[int, int]], backend: Backend, layers: Sequence[int] | None = None, witness: Witness | None = None
+    ) -> None:
+        """Copy whole pages (source, destination) in `layers`, None for all; all sources are read before any destination is written (R6.7). `witness` is told of
+        one launch per layer."""
         pairs = torch.tensor(list(block_pairs), dtype=torch.int64, device=self.key_caches[0].device)
         wanted = range(len(self.layers)) if layers is None else layers
-        copy_blocks([self.key_caches[i] for i in wanted], [self.value_caches[i] for i in wanted], pairs, backend=backend)
+        copy_blocks([self.key_caches[i] for i in wanted], [self.value_caches[i] for i in wanted], pairs, witness=witness, backend=backend)
 
     def zero_blocks(self, block_ids: Sequence[int]) -> None:
         """Overwrite the pages of `block_ids` with zeros in every layer."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from engine.core.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SampledToken, SchedulerOutput
 from engine.errors import EngineError
-from engine.trace.events import BlocksCopied, Cause, CauseKind, Emit
+from engine.trace.events import CauseKind, Emit
 from engine.worker.batch_runner import BatchPart, BatchRunner
 from engine.worker.input_batch import CachedRequestState
 from engine.worker.kernel_settings import KernelSettings
@@ -141,8 +141,7 @@ class ModelRunner(BatchRunner):
             self.kv_cache.zero_blocks(scheduler_output.new_block_ids_to_zero)
         pairs = scheduler_output.kv_cache_block_copies
         if pairs:
-            self.kv_cache.copy_blocks(pairs, self.kernel_settings.backend)
-            self._emit(BlocksCopied(cause=Cause(CauseKind.COPY_QUEUED), source_block_ids=[s for s, _ in pairs], destination_block_ids=[d for _, d in pairs]))
+            self._copy_pages(pairs, (self.kernel_settings.backend,) * len(self.kv_cache.layers), CauseKind.COPY_QUEUED)
 
     def _parts(self, num_scheduled_tokens: dict[str, int]) -> list[BatchPart]:
         """The flattened batch, in order of rows."""

@@ -11,7 +11,8 @@ from engine.errors import EngineError
 from engine.iteration_check import check_plan
 from engine.paper.config import PaperConfig
 from engine.paper.step import IterationPlan, ScheduledSequence, SequenceOutput
-from engine.trace.events import BlocksCopied, Cause, CauseKind, Emit
+from engine.trace.events import CauseKind, Emit
+from engine.trace.witness import is_wanted
 from engine.worker.batch_runner import BatchPart, BatchRunner
 from engine.worker.kernel_settings import KernelSettings
 from engine.worker.sampler import check_token_ids, make_generator, sample, top_logprobs
@@ -50,7 +51,7 @@ class SequenceRunner(BatchRunner):
             emit=emit,
             device=device,
             attention_shares=config.attention_shares,
-            kernel_witness=config.kernel_witness,
+            kernel_witness=is_wanted(config.kernel_witness, config.num_blocks),
         )
         self.swap_space = SwapSpace(self.kv_cache, config.num_cpu_blocks)
         self._block_size = config.block_size
@@ -107,12 +108,8 @@ class SequenceRunner(BatchRunner):
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy-on-write (section 4.4): each layer's pages by the kernel that runs the layer."""
-        if not pairs:
-            return
-        for backend in dict.fromkeys(self._layer_backends):
-            self.kv_cache.copy_blocks(pairs, backend, [layer for layer, its in enumerate(self._layer_backends) if its == backend])
-        sources, destinations = [source for source, _ in pairs], [destination for _, destination in pairs]
-        self._emit(BlocksCopied(cause=Cause(CauseKind.SHARED_BLOCK_WRITTEN), source_block_ids=sources, destination_block_ids=destinations))
+        if pairs:
+            self._copy_pages(pairs, self._layer_backends, CauseKind.SHARED_BLOCK_WRITTEN)
 
     def _batch(self) -> list[str]:
         """The sequences in order of rows."""

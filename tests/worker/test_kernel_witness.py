@@ -17,12 +17,13 @@ from engine.paper.config import PaperConfig, PaperRequestSpec
 from engine.paper_session import PaperSession
 from engine.session import RequestSpec, Session, SessionConfig
 from engine.trace.codec import decode_json, encode_json
-from engine.trace.events import AttentionComputed, BlocksSwappedIn, Event, PrefixLookup, RequestPreempted
+from engine.trace.events import AttentionComputed, BlocksCopied, BlocksSwappedIn, Event, PrefixLookup, RequestPreempted
 from engine.trace.frame import Frame
 from engine.trace.integrity import IntegrityError
 from engine.trace.witness import LaunchWitness, runs_of, slots_in
-from engine.trace.witness_check import ONE_REQUEST, READS_OWN, WRITES_MAPPED
+from engine.trace.witness_check import COPIES_PAIRS, ONE_REQUEST, READS_OWN, WRITES_MAPPED
 from engine.worker.block_table import BlockTable
+from engine.worker.kv_cache import KVCache
 from tests.worker.harness import INTERPRET, ONE_LAYER, TORCH, VOCAB_SIZE, Driver, make_runner, random_prompt
 
 PASSAGES = (
@@ -112,6 +113,45 @@ def test_the_paper_shares_copies_and_swaps() -> None:
     assert any(isinstance(frame.event, BlocksSwappedIn) for frame in frames)
     shared = [{p.block_ids_read[0] for p in attention_and_write(e)[0].programs if (p.request_id or "").startswith("A")} for _, e in witnessed(frames)]
     assert any(len(blocks) == 1 for blocks in shared)
+
+
+@pytest.mark.parametrize(("layers", "told"), [((0,), [0]), ("all", [0, 1, 2, 3])])
+def test_copies_of_shared_blocks(layers: Any, told: list[int]) -> None:
+    """Section 4.4: before a shared block is written it is copied, in the interpreted layers by a kernel that reads it whole and writes the new one whole."""
+    config = PaperConfig(num_blocks=40, block_size=4)
+    spec = PaperRequestSpec("A", prompts()[0][:6], n=3, max_tokens=3, temperature=1.0)
+    session = PaperSession(config, (spec,), vocabulary=str, model_name="tiny", interpreted_layers=layers)
+    copies = [frame.event for frame in session.run_to_end().frames if isinstance(frame.event, BlocksCopied)]
+    assert session.error is None
+    assert copies
+    for event in copies:
+        assert event.witness is not None
+        (launch,) = event.witness
+        assert (launch.kernel, launch.layers) == ("copy_blocks", told)
+        pairs = [(p.block_ids_read, [*slots_in(p.slots_read)], p.slots_written) for p in launch.programs]
+        assert pairs == [
+            ([source], [*range(4 * source, 4 * source + 4)], [*range(4 * destination, 4 * destination + 4)])
+            for source, destination in zip(event.source_block_ids, event.destination_block_ids, strict=True)
+        ]
+
+
+def test_copies_that_go_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan and the event are right, the kernel is given another source."""
+    copy_blocks = KVCache.copy_blocks
+    monkeypatch.setattr(KVCache, "copy_blocks", lambda self, pairs, *rest: copy_blocks(self, [((s + 1) % 40, d) for s, d in pairs], *rest))
+    spec = PaperRequestSpec("A", prompts()[0][:6], n=3, max_tokens=3, temperature=1.0)
+    session = PaperSession(PaperConfig(num_blocks=40, block_size=4), (spec,), vocabulary=str, model_name="tiny", interpreted_layers=(0,))
+    session.run_to_end()
+    assert isinstance(session.error, IntegrityError)
+    assert {v.invariant for v in session.error.violations} == {COPIES_PAIRS}
+
+
+@pytest.mark.parametrize(("num_blocks", "setting", "seen"), [(256, None, True), (257, None, False), (257, True, True), (256, False, False)])
+def test_small_pools_are_watched_unless_the_settings_say_otherwise(num_blocks: int, setting: bool | None, seen: bool) -> None:
+    session = v1(num_blocks=num_blocks, kernel_witness=setting)
+    frame = session.run_until(lambda frame: isinstance(frame.event, AttentionComputed))
+    assert frame is not None
+    assert (frame.event.witness is not None) == seen  # type: ignore[union-attr]
 
 
 def test_a_window_hides_the_blocks_before_it() -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.trace.events import AttentionComputed, Cause, CauseKind
+from engine.trace.events import AttentionComputed, BlocksCopied, Cause, CauseKind
 from engine.trace.frame import Frame, RequestState
 from engine.trace.integrity import Violation, check_integrity
 from engine.trace.witness import LaunchWitness, ProgramWitness, runs_of, slots_in
-from engine.trace.witness_check import ANSWERS_ALL, ONE_REQUEST, READS_ALL, READS_OWN, WRITES_ALL, WRITES_MAPPED
+from engine.trace.witness_check import ANSWERS_ALL, COPIES_PAIRS, ONE_REQUEST, READS_ALL, READS_OWN, WRITES_ALL, WRITES_MAPPED
 from tests.unit.trace import frames as f
 
 A = RequestState("A", "RUNNING", 6, (10, 11, 12, 13, 14, 15), 6, ((5, 6),), (), (None,))
@@ -151,6 +151,24 @@ def test_every_token_is_stored_once() -> None:
     assert "did not store the tokens 2 of the batch once each" in only(found(twice), WRITES_ALL)[0]
     (short,) = [v for v in found(writes(slots_written=[24])) if v.invariant == WRITES_MAPPED]
     assert "wrote 1 slots for 2 tokens of A" in short.message
+
+
+def copied(**changes: Any) -> list[str]:
+    """2 to 3 and 3 to 1, as one lane each (R6.7: a chain copies the old contents)."""
+    programs = [ProgramWitness(0, 0, None, [], [0], [2], [(8, 12)], [12, 13, 14, 15]), ProgramWitness(0, 1, None, [], [0], [3], [(12, 16)], [4, 5, 6, 7])]
+    programs[1] = msgspec.structs.replace(programs[1], **changes)
+    launch = LaunchWitness("copy_blocks", [0, 1], 1, 2, 4, programs)
+    event = BlocksCopied(cause=Cause(CauseKind.COPY_QUEUED), source_block_ids=[2, 3], destination_block_ids=[3, 1], witness=[launch])
+    return [v.message for v in check_integrity(f.frame(event)) if v.invariant == COPIES_PAIRS]
+
+
+def test_copies_are_whole_pages_of_the_queued_blocks() -> None:
+    assert copied() == []
+    tail = "; the queued copies are 2 to 3, 3 to 1"
+    assert copied(slots_read=[(12, 15)]) == [f"copy_blocks in layers 0, 1 never read the {what} in slot 3 of block 3{tail}" for what in ("key", "value")]
+    assert copied(value_slots_written=[4, 5, 6, 7, 0]) == [f"copy_blocks in layers 0, 1 wrote the value in slot 0 of block 0{tail}"]
+    crossed = copied(slots_read=[(8, 12)])
+    assert crossed[0] == f"program 0, lane 1 of copy_blocks in layers 0, 1 read the blocks [2] and wrote the blocks [1]{tail}"
 
 
 @given(st.lists(st.integers(0, 40), unique=True))
