@@ -193,7 +193,8 @@ class KVWritten(Event, frozen=True, kw_only=True, tag="kv_written"):
 class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_computed"):
     """paged_attention ran over the whole ragged batch. `agrees_within`: the smallest power of ten that bounds the largest difference
     between the Triton kernel and the torch reference on the compared layers (None: nothing was compared). `block_shares`: where the settings ask for it, per
-    request the share of attention that its last query gives to each logical block (mean over the heads of `shares_layer`, each row sums to 1).
+    request the share of attention that its last query gives to each logical block (mean over the heads of `shares_layer`, each row sums to 1);
+    `head_shares`: the same for each query head.
     `witness`: what the kernels' programs were seen to do, where the settings ask for it; None also where no kernel but the torch reference ran."""
 
     backend: str
@@ -204,6 +205,7 @@ class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_compute
     request_ids: list[str]
     block_shares: list[list[float]] = []
     shares_layer: int | None = None
+    head_shares: list[list[list[float]]] = []
     witness: list[LaunchWitness] | None = None
 
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.errors import EngineError
-from engine.worker.attention_shares import block_shares
+from engine.worker.attention_shares import AttentionShares, attention_shares
 from engine.worker.kernel_witness import LayerLaunch
 from engine.worker.kv_cache import KVCache, LayerShape
 from kernels import AttentionMetadata, Backend, Witness, paged_attention, reshape_and_cache
@@ -34,7 +34,7 @@ class ForwardContext:
     [num_reqs + 1], seq_lens int32 [num_reqs] (computed tokens plus this step's). `layer_backends`: whose result goes on, per layer;
     `compared_layers`: where it is compared. `shares_layer`: where the attention of the last queries is added up per block (None: nowhere).
     `wants_witness`: whether what each kernel program reads and writes is kept. The pass itself fills `layers_run`, `max_difference` (None: nothing was
-    compared), `block_shares` and `launches`. vLLM: ForwardContext.
+    compared), `shares` and `launches`. vLLM: ForwardContext.
     """
 
     kv_cache: KVCache
@@ -45,7 +45,7 @@ class ForwardContext:
     wants_witness: bool = False
     layers_run: list[int] = field(default_factory=list)
     max_difference: float | None = None
-    block_shares: list[list[float]] = field(default_factory=list)
+    shares: AttentionShares = field(default_factory=lambda: AttentionShares([], []))
     launches: list[LayerLaunch] = field(default_factory=list)
 
 
@@ -100,7 +100,7 @@ def paged_attention_forward(
         )
         context.max_difference = max(context.max_difference or 0.0, difference)
     if layer == context.shares_layer:
-        context.block_shares = block_shares(q, key_cache, metadata, scale=scale, sliding_window=sliding_window)
+        context.shares = attention_shares(q, key_cache, metadata, scale=scale, sliding_window=sliding_window)
     context.layers_run.append(layer)
     return output.unsqueeze(0), None
 

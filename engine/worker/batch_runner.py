@@ -216,7 +216,8 @@ class BatchRunner:
                 query_lens=[part.end - part.start for part in parts],
                 seq_lens=[part.position + part.end - part.start for part in parts],
                 request_ids=[part.req_id for part in parts],
-                block_shares=context.block_shares,
+                block_shares=context.shares.blocks,
+                head_shares=context.shares.heads,
                 shares_layer=context.shares_layer,
                 witness=report(context.launches, [(part.end, part.req_id) for part in parts]),
             )

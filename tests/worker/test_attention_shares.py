@@ -20,10 +20,16 @@ from tests.worker.harness import INTERPRET, ONE_LAYER, TORCH, VOCAB_SIZE, Driver
 @torch.inference_mode()
 def expected_shares(model: PreTrainedModel, token_ids: list[int], layer: int, block_size: int) -> list[float]:
     """Transformers: the last query's weights in `layer`, mean over heads, added up block by block."""
+    return [sum(shares) / len(shares) for shares in zip(*expected_head_shares(model, token_ids, layer, block_size), strict=True)]
+
+
+@torch.inference_mode()
+def expected_head_shares(model: PreTrainedModel, token_ids: list[int], layer: int, block_size: int) -> list[list[float]]:
+    """The same for each query head."""
     twin = copy.deepcopy(model)
     twin.set_attn_implementation("eager")
-    weights = twin(input_ids=torch.tensor([token_ids]), use_cache=False, output_attentions=True).attentions[layer][0, :, -1].mean(0)
-    return [float(weights[i : i + block_size].sum()) for i in range(0, len(token_ids), block_size)]
+    weights = twin(input_ids=torch.tensor([token_ids]), use_cache=False, output_attentions=True).attentions[layer][0, :, -1]
+    return [[float(row[i : i + block_size].sum()) for i in range(0, len(token_ids), block_size)] for row in weights]
 
 
 def attention_of(events: list[Event]) -> AttentionComputed:
@@ -46,8 +52,11 @@ def test_v1_shares_are_those_of_eager_attention(settings: KernelSettings, layer:
         attention = attention_of(events)
         assert attention.shares_layer == layer
         assert attention.request_ids == list(scheduled)
-        for name, shares in zip(attention.request_ids, attention.block_shares, strict=True):
+        for name, shares, by_head in zip(attention.request_ids, attention.block_shares, attention.head_shares, strict=True):
             request = driver.requests[name]
+            for row, due in zip(by_head, expected_head_shares(plain, request.token_ids[: request.num_computed], layer, block_size), strict=True):
+                assert row == pytest.approx(due, abs=1e-5)
+                assert sum(row) == pytest.approx(1, abs=1e-6)
             assert shares == pytest.approx(expected_shares(plain, request.token_ids[: request.num_computed], layer, block_size), abs=1e-5)
             assert sum(shares) == pytest.approx(1, abs=1e-6)
 
@@ -92,7 +101,7 @@ def test_nobody_is_told_who_did_not_ask(model: PreTrainedModel) -> None:
     driver = Driver(make_runner(model, emit=events.append))
     driver.add("A", random_prompt(5, seed=0))
     driver.step({"A": 5})
-    assert (attention_of(events).block_shares, attention_of(events).shares_layer) == ([], None)
+    assert (attention_of(events).block_shares, attention_of(events).head_shares, attention_of(events).shares_layer) == ([], [], None)
 
 
 def test_a_session_passes_the_setting_on() -> None:
