@@ -14,6 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from kernels.backend import UnknownBackend
 from kernels.interpreter import LOCK
+from kernels.registers import RegisterUse, register_use
 from kernels.triton_attention import paged_attention_kernel
 from kernels.triton_cache import copy_pages_kernel, reshape_and_cache_kernel, slot_mapping_kernel
 
@@ -46,6 +47,11 @@ class Compiled:
     binary: bytes
     shared_bytes: int
     seconds: float
+
+    @property
+    def register_use(self) -> RegisterUse:
+        """Registers of a thread and what spilled; a fraction of a second for a CUDA target."""
+        return register_use(self.assembly, TARGETS[self.target])
 
 
 _UNWATCHED: Constants = {"witness_ptr": None, "WITNESS": False}
@@ -137,8 +143,9 @@ def compile_all() -> Iterator[Compiled]:
 
 
 def table() -> Iterator[str]:
-    """The lines that `python -m kernels aot` prints."""
-    yield f"{'kernel':40} {'target':12} {'assembly':>9} {'binary':>9} {'shared':>8} {'seconds':>8}"
+    """The lines that `python -m kernels aot` prints. Bytes, but registers and spilled bytes are those of one thread."""
+    yield f"{'kernel':40} {'target':12} {'assembly':>9} {'binary':>9} {'shared':>8} {'registers':>10} {'spilled':>8} {'seconds':>8}"
     for done in compile_all():
-        sizes = f"{len(done.assembly):9} {len(done.binary):9} {done.shared_bytes:8} {done.seconds:8.2f}"
+        use = done.register_use
+        sizes = f"{len(done.assembly):9} {len(done.binary):9} {done.shared_bytes:8} {use.registers:10} {use.spilled_bytes:8} {done.seconds:8.2f}"
         yield f"{done.kernel:40} {done.target:12} {sizes}"

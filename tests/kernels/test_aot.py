@@ -7,11 +7,14 @@ import dataclasses
 import importlib.util
 import inspect
 import pathlib
+import re
+import struct
 
 import pytest
 
 from kernels import aot
 from kernels.__main__ import main
+from kernels.registers import register_use
 
 SHARED_BYTES = {"cuda 80": 163 * 1024, "cuda 90": 227 * 1024, "hip gfx942": 64 * 1024}  # what a program may have on each
 VARIANTS = {variant.name: variant for variant in aot.variants()}
@@ -39,6 +42,30 @@ def test_compiles(name, target):
     else:
         assert "gfx942" in done.assembly
     assert done.shared_bytes <= SHARED_BYTES[target]
+
+
+NO_SPILLS = [n for n in VARIANTS if "mixed" not in n and "fp32" not in n]
+
+
+@pytest.mark.parametrize("target", aot.TARGETS)
+@pytest.mark.parametrize("name", NO_SPILLS)
+def test_nothing_spills(name, target):
+    """Whatever a thread holds fits into its registers: everything but the mixed and the float32 attention."""
+    use = aot.compile_variant(VARIANTS[name], target).register_use
+    assert 0 < use.registers <= (255 if target.startswith("cuda") else 512)
+    assert use.spilled_bytes == 0
+
+
+def test_registers_are_those_of_the_binary():
+    """The cubin itself says how many registers it takes (attribute 0x2f of its information section)."""
+    done = aot.compile_variant(VARIANTS["attention decode bf16 D64"], "cuda 90")
+    (at,) = [match.end() for match in re.finditer(b"\x04\x2f\x08\x00", done.binary)]
+    assert struct.unpack_from("<II", done.binary, at)[1] == done.register_use.registers
+
+
+def test_an_assembler_that_says_nothing_is_quoted():
+    with pytest.raises(RuntimeError, match=r"ptxas does not say how many registers the kernel takes: .+"):
+        register_use("no assembly at all", aot.TARGETS["cuda 90"])
 
 
 def _plain(assembly: str) -> list[str]:
@@ -96,6 +123,6 @@ def test_table_names_every_kernel_and_target(capsys, monkeypatch):
     monkeypatch.setattr(aot, "variants", lambda: [VARIANTS["slot mapping"], VARIANTS["KV write"]])
     assert main(["aot"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["kernel", "target", "assembly", "binary", "shared", "seconds"]
+    assert header.split() == ["kernel", "target", "assembly", "binary", "shared", "registers", "spilled", "seconds"]
     assert [line[:53].split("  ")[0].strip() for line in lines] == ["slot mapping"] * 3 + ["KV write"] * 3
     assert all(target in line for target, line in zip([*aot.TARGETS] * 2, lines, strict=True))

@@ -43,3 +43,21 @@ def test_slots_writes_and_copies():
         found[backend] = (mapping, keys, values)
     for reference, compiled in zip(*found.values(), strict=True):
         assert torch.equal(compiled, reference)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 5])
+def test_the_account_of_compiled_kernels_is_what_the_interpreter_sees(batch_of, sliding_window):
+    """One query per request, so that both have one lane for each request and KV head."""
+    batch = batch_of([1] * 4, [70, 3, 64, 1], block_size=16, num_q_heads=6, num_kv_heads=2, head_dim=32)
+    slots = torch.tensor([17, -1, 40, 3])
+    key = torch.randn(4, 2, 32)
+    seen = []
+    for device, backend in (("cpu", "interpret"), ("cuda", "triton")):
+        witness = kernels.Witness()
+        arguments = [tensor.to(device) for tensor in batch.arguments]
+        kernels.paged_attention(*arguments, scale=0.2, sliding_window=sliding_window, witness=witness, backend=backend)
+        kernels.reshape_and_cache(key.to(device), key.to(device), *arguments[1:3], slots.to(device), witness=witness, backend=backend)
+        kernels.copy_blocks([arguments[1]], [arguments[2]], torch.tensor([[1, 2], [2, 3]], device=device), witness=witness, backend=backend)
+        told = [program for launch in witness.launches for program in launch.programs]
+        seen.append({(p.tokens, p.kv_heads, p.key_slots_read, p.value_slots_read, p.key_slots_written, p.value_slots_written) for p in told})
+    assert seen[0] == seen[1]
