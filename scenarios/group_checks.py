@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.group_config import group_problems
+from scenarios.model_groups import has_windows
 from scenarios.problems import Path
 from scenarios.schema import Config, Scenario
 
@@ -22,8 +23,13 @@ def check_groups(scenario: Scenario) -> Iterator[tuple[Path, str]]:
     if not wrong:
         yield from _sizes(config)
     yield from _ranks(config)
+    window = config.sliding_window
     if scenario.model == "none":
+        if window is not None:
+            yield ("config", "sliding_window"), "without a model there is no window to replace; name a group with this window in “kv_cache_groups”"
         return
+    if window is not None and not has_windows(scenario.model):
+        yield ("config", "sliding_window"), f"every layer of {scenario.model} sees all tokens; leave this out, or take the model tiny-swa"
     if config.kv_cache_groups:
         yield ("config", "kv_cache_groups"), f"the groups of {scenario.model} come from its layers; leave this out, or set “model” to none"
     if config.decode_context_parallel_size > 1:
