@@ -102,6 +102,7 @@ class BatchRunner:
         self.last_logits: dict[str, torch.Tensor] = {}
         """Per request of the last step: float32 [vocab], the logits of its last scheduled token."""
         self._shares_layer = next(iter(self._compared_layers), 0) if attention_shares else None
+        self._shares_group = self.kv_cache.layers[self._shares_layer].group_id if self._shares_layer is not None and len(block_sizes) > 1 else None
         self._emit_or_none = emit
         self._device = torch.device(device)
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -198,6 +199,7 @@ class BatchRunner:
         self._emit(
             AttentionComputed(
                 cause=Cause(CauseKind.COMPARED_WITH_REFERENCE, facts),
+                group_id=self._shares_group,
                 backend=backend,
                 layers=layers,
                 agrees_within=None if context.max_difference is None else agrees_within(context.max_difference),
