@@ -142,7 +142,8 @@ def _other_window(header: TraceHeader) -> dict[str, str] | None:
     window, own = header.config.get("sliding_window"), header.model.get("sliding_window")
     if window is None or own is None or window == own:
         return None
-    title = f"The window of {header.model.get('name')} is {own} tokens. This run makes it {window}, so that other blocks leave it; the model was not trained for that"
+    name = header.model.get("name")
+    title = f"{name} was trained with a window of {own} tokens. This run gives it one of {window}, so that other blocks fall out, and its text may suffer"
     return {"text": f"window {window} instead of {own}: the text may suffer", "title": title}
 
 
