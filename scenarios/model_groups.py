@@ -10,13 +10,14 @@ from scenarios.schema import Scenario
 
 
 def groups_on(scenario: Scenario, model: str) -> tuple[GroupConfig, ...]:
-    """The groups that `model` has with the scenario's settings; () for one full-attention group, and for a model that is not there."""
+    """The groups that `model` has with the scenario's settings; () for one full-attention group, and for a model that is not there or
+    cannot have the scenario's window."""
     if model == NO_MODEL or scenario.engine != "v1":
         return ()
     try:
-        return kv_cache_groups_of(model, scenario.config.block_size)
+        return kv_cache_groups_of(model, scenario.config.block_size, scenario.config.sliding_window)
     except InvalidInput:
-        return ()  # said where the model is looked for
+        return ()  # said where the model is looked for, and by `check_groups`
 
 
 def num_groups(scenario: Scenario) -> int:

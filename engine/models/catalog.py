@@ -106,7 +106,7 @@ def resolve(name_or_path: str) -> tuple[str, Path]:
     if not name_or_path or not folder.is_dir():
         names = ", ".join(info.name for info in list_models())
         raise InvalidInput(
-            f"There is no model named {name_or_path!r}: choose one of {names} (`python -m engine.models pull {SMOLLM2}` fetches the latter), "
+            f"There is no model named {name_or_path!r}: choose one of {names} (`python -m engine.models pull {SMOLLM2}` fetches the last one), "
             "or give the path of a local Hugging Face folder."
         )
     missing = missing_files(folder)
