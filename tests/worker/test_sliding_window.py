@@ -19,6 +19,7 @@ from engine.core.output import SamplingParams
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler, SchedulerConfig
 from engine.core.sliding_window_manager import SlidingWindowManager
+from engine.errors import EngineError, InvalidInput
 from engine.group_config import group_specs
 from engine.model_groups import layer_groups_of
 from engine.models import kv_cache_groups_of, load_model
@@ -27,7 +28,7 @@ from engine.trace.events import AttentionComputed, BlocksAllocated, BlocksSkippe
 from engine.worker.attention import ForwardContext
 from engine.worker.kernel_settings import KernelSettings, choose_kernel_settings
 from engine.worker.model_runner import ModelRunner
-from tests.worker.harness import TOLERANCE, dynamic_cache_generation, dynamic_cache_logits, untouched_copy
+from tests.worker.harness import TOLERANCE, TORCH, Driver, dynamic_cache_generation, dynamic_cache_logits, untouched_copy
 
 BLOCK_SIZE = 4
 PASSAGES = read_passages()
@@ -243,3 +244,21 @@ def test_a_layer_that_reads_another_groups_table_is_found_out(monkeypatch: pytes
     engine = WindowEngine(num_blocks=72, caching=False)
     with pytest.raises(AssertionError):
         run_and_compare(engine)
+
+
+def test_a_layer_without_a_window_cannot_run_on_a_group_that_lets_blocks_go(model: PreTrainedModel) -> None:
+    """A config.json that promises windows which the loaded layers do not have."""
+    runner = ModelRunner(
+        model, num_blocks=9, block_sizes=(4,), max_num_seqs=1, max_model_len=32, max_num_batched_tokens=8, kernel_settings=TORCH, sliding_windows=[8]
+    )  # fmt: skip
+    driver = Driver(runner)
+    driver.add("A", [3, 4, 5])
+    with pytest.raises(EngineError, match=r"^Layer 0 attends to all tokens, but its KV-cache group keeps only the last 8; the model's config.json contradicts"):
+        driver.step({"A": 3})
+
+
+def test_groups_that_do_not_name_every_layer_are_refused(model: PreTrainedModel) -> None:
+    with pytest.raises(InvalidInput, match=r"^The KV-cache groups name 2 layers, but the model has 3; name each layer once\.$"):
+        ModelRunner(
+            model, num_blocks=9, block_sizes=(4, 4), max_num_seqs=1, max_model_len=32, max_num_batched_tokens=8, kernel_settings=TORCH, layer_groups=[0, 1]
+        )  # fmt: skip

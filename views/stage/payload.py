@@ -144,7 +144,7 @@ def _other_window(header: TraceHeader) -> dict[str, str] | None:
         return None
     name = header.model.get("name")
     title = f"{name} was trained with a window of {own} tokens. This run gives it one of {window}, so that other blocks fall out, and its text may suffer"
-    return {"text": f"window {window} instead of {own}: the text may suffer", "title": title}
+    return {"text": f"window {window}, not {own}: the text may suffer", "title": title}
 
 
 def _sizes(groups: list[Group]) -> str:
