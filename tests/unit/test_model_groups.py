@@ -14,7 +14,7 @@ from engine.models import kv_cache_groups_of, load_tokenizer, sliding_window_of
 from engine.models.layer_groups import layer_types
 from engine.models.tiny_tokenizer import TINY_SWA_DIR
 from engine.session import RequestSpec, Session, SessionConfig
-from engine.trace.events import KVWritten, RowUpdated, SlotsMapped
+from engine.trace.events import AttentionComputed, KVWritten, RowUpdated, SlotsMapped
 from engine.trace.frame import Frame, Trace
 
 
@@ -174,3 +174,43 @@ def test_a_smaller_window_is_the_models_window_in_every_respect() -> None:
     assert [g.get("sliding_window") for g in session.trace.header.config["kv_cache_groups"]] == [3, 3, None]
     other = session.branch(0, sliding_window=None)
     assert [g.get("sliding_window") for g in other.trace.header.config["kv_cache_groups"]] == [8, 8, None]
+
+
+def test_a_model_of_windows_alone_runs_past_what_its_pool_can_hold(tmp_path: Path) -> None:
+    """Mistral: every layer has the window, so there is one group: 58 tokens go through seven blocks of four, as transformers says them."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(3)
+    config = MistralConfig(
+        vocab_size=load_tokenizer("tiny-swa").vocab_size, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, sliding_window=6, initializer_range=0.3, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = MistralForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((TINY_SWA_DIR / "tokenizer.json").read_bytes())
+    name, prompt = str(tmp_path), tuple(range(300, 318))
+    assert shapes(kv_cache_groups_of(name, 4)) == [("sliding_window", [0, 1])]
+    settings = SessionConfig(num_blocks=8, block_size=4, max_num_batched_tokens=16, enable_prefix_caching=False)
+    session = Session(settings, (RequestSpec("A", prompt, SamplingParams(max_tokens=40)),), vocabulary=str, model_name=name)
+    trace = session.run_to_end()
+    assert session.error is None
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)[0].tolist()
+    assert list(trace.frames[-1].requests[0].token_ids) == expected
+
+
+def test_attention_shares_name_the_group_of_their_layer() -> None:
+    """Layer 2 has full attention and is in group 2; layer 0 has a window, so blocks that it has left get nothing."""
+    for layer, group_id in ((2, 2), (0, 0)):
+        tokenizer = load_tokenizer("tiny-swa")
+        request = RequestSpec("A", tuple(tokenizer.encode("Four score and seven years ago our fathers brought forth")), SamplingParams(max_tokens=8))
+        config = SessionConfig(num_blocks=40, block_size=4, attention_shares=True)
+        session = Session(config, (request,), vocabulary=tokenizer.token_text, model_name="tiny-swa", interpreted_layers=(layer,))
+        frames = [f for f in session.run_to_end().frames if isinstance(f.event, AttentionComputed)]
+        event = frames[-1].event
+        assert isinstance(event, AttentionComputed)
+        assert (event.shares_layer, event.group_id) == (layer, group_id)
+        (shares,) = event.block_shares
+        assert sum(shares) == pytest.approx(1, abs=1e-6)
+        table = frames[-1].requests[0].block_ids[group_id]
+        assert [share == 0 for share in shares] == [block_id == 0 for block_id in table]
