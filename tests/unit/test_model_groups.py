@@ -184,7 +184,8 @@ def test_a_model_of_windows_alone_runs_past_what_its_pool_can_hold(tmp_path: Pat
     torch.manual_seed(3)
     config = MistralConfig(
         vocab_size=load_tokenizer("tiny-swa").vocab_size, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, sliding_window=6, initializer_range=0.3, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, sliding_window=6, initializer_range=0.3, pad_token_id=None, bos_token_id=None,
+        eos_token_id=None,
     )  # fmt: skip
     model = MistralForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
