@@ -199,6 +199,19 @@ def test_640_tokens_in_a_pool_for_which_full_attention_alone_would_be_too_large(
     engine.assert_same_as_transformers()
 
 
+@pytest.mark.parametrize("caching", [True, False], ids=["caching", "no caching"])
+def test_a_pool_that_is_too_small_preempts_and_still_says_the_same(caching: bool) -> None:
+    """A preempted request loses the blocks of all groups and computes again what it cannot find in the cache."""
+    engine = WindowEngine(num_blocks=36, budget=32, caching=caching)
+    engine.add("A", tokens_of("gettysburg-address")[:30], 40)
+    engine.add("B", tokens_of("a-tale-of-two-cities")[:21], 40)
+    engine.add("C", tokens_of("moby-dick")[:18], 30)
+    engine.run()
+    assert sorted(engine.finished) == ["A", "B", "C"]
+    assert any(isinstance(e, RequestPreempted) for e in engine.events)
+    engine.assert_same_as_transformers()
+
+
 def test_a_plain_forward_pass_agrees_as_well() -> None:
     """The other reference: no cache at all, the whole text at once."""
     engine = WindowEngine(budget=16)
