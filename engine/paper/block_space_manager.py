@@ -108,7 +108,8 @@ class BlockSpaceManager:
         return num_new + sum(min(writers, block.ref_cnt - 1) for block, writers in num_writers.items())
 
     def can_append_slots(self, group: SequenceGroup) -> bool:
-        """Whether the next token of every living sequence of the group can have its slot. Changes nothing. vLLM's first release: can_append_slot."""
+        """Whether the next token of every living sequence of the group can have its slot. Changes nothing. vLLM's first release:
+        BlockSpaceManager.can_append_slot; it reckons otherwise, see num_blocks_to_append."""
         return self.gpu_allocator.num_free_blocks >= self.num_blocks_to_append(group.living)
 
     def append_slot(self, sequence: Sequence) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 """vLLM's first release itself, driven through scenarios (see first_release_scenario), and what it did, iteration by iteration.
 
-    python -m tests.conformance.first_release_oracle --vllm-source DIRECTORY --count 240 --record tests/conformance/first_release_runs.json.gz
+    python -m tests.conformance.first_release_oracle --vllm-source DIRECTORY --record tests/conformance/first_release_runs.json.gz
 
 `DIRECTORY` holds the unpacked source distribution of vLLM 0.1.0 (or 0.0.1 or 0.1.1, whose scheduler and block manager are the same); nothing of it is in
 this repository. Its LLMEngine, Scheduler, BlockSpaceManager, SequenceGroup and Sequence run as they are; stand-ins take the places of the model's worker,
@@ -10,14 +10,17 @@ the tokenizer and the configuration classes, so that neither CUDA nor Ray is nee
 from __future__ import annotations
 
 import argparse
+import ast
 import gzip
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from tests.conformance.first_release_partings import PARTINGS
 from tests.conformance.first_release_scenario import Json, random_scenario, width_of
 
 STOP = 0
@@ -174,15 +177,12 @@ def _parting(release: FirstRelease, before: Json, iteration: Json) -> str | None
     planned, config = iteration["planned"], release.engine.scheduler_config
     preempted = [name for name in before["running"] if name in planned["waiting"] or name in planned["swapped"]]
     recomputed = [name for name in preempted if name in planned["waiting"]]
-    arrival = list(release.groups)
     if any(len(release.groups[name].seqs) > 1 for name in recomputed):
         return "a group of which one sequence is left is recomputed"
     if preempted and iteration["swap_in"]:
         return "a group comes back beside a preemption"
     if not preempted and not iteration["prompts"] and not iteration["decodes"]:
         return "nobody runs"
-    if planned["waiting"] != sorted(planned["waiting"], key=arrival.index):
-        return "a recomputed group overtakes an earlier one that waits"
     if any(release.groups[name].seqs[0].get_len() > config.max_num_batched_tokens for name in planned["waiting"]):
         return "a recomputation is larger than an iteration"
     ended = False
@@ -195,26 +195,43 @@ def _parting(release: FirstRelease, before: Json, iteration: Json) -> str | None
     return None
 
 
+def symbols(source: Path) -> list[str]:
+    """Names of the release's classes, their methods and attributes, its functions, and of its cache kernels: what our docstrings and screens may refer to."""
+    names: set[str] = set()
+    for path in sorted((source / "vllm").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.ClassDef):
+                names.add(node.name)
+                names |= {f"{node.name}.{name}" for name in _members(node)}
+    kernels = re.findall(r'm\.def\(\s*"(\w+)"', (source / "csrc" / "cache.cpp").read_text())
+    return sorted(names | {f"cache_ops.{name}" for name in kernels})
+
+
+def _members(node: ast.ClassDef) -> set[str]:
+    stores = [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    values = [target.id for n in node.body if isinstance(n, ast.Assign) for target in n.targets if isinstance(target, ast.Name)]
+    return {*stores, *values, *(n.name for n in node.body if isinstance(n, ast.FunctionDef))}
+
+
 def main() -> None:
-    """Record random runs."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    """Record random runs, the partings, and the release's names."""
+    parser = argparse.ArgumentParser(description="Record what vLLM's first release does in random scenarios and in those of first_release_partings.")
     parser.add_argument("--vllm-source", type=Path, required=True, help="unpacked source distribution of vLLM 0.1.0")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=240)
+    parser.add_argument("--count", type=int, default=300, help="random scenarios (default 300)")
     parser.add_argument("--record", type=Path, required=True, help="file to write, .json.gz")
     arguments = parser.parse_args()
     llm_engine = load(arguments.vllm_source)
-    records = []
-    for number in range(arguments.count):
-        scenario = random_scenario(arguments.seed, number)
-        records.append({"scenario": scenario, "run": run(llm_engine, scenario)})
-    write(arguments.record, records)
-
-
-def write(path: Path, records: list[Json]) -> None:
-    """Compressed, the same bytes for the same records."""
-    text = json.dumps(records, separators=(",", ":"), sort_keys=True)
-    path.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+    scenarios = [random_scenario(arguments.seed, number) for number in range(arguments.count)]
+    record = {
+        "runs": [{"scenario": scenario, "run": run(llm_engine, scenario)} for scenario in scenarios],
+        "partings": {name: run(llm_engine, scenario, to_the_end=True, max_iterations=8) for name, scenario in PARTINGS.items()},
+        "symbols": symbols(arguments.vllm_source),
+    }
+    text = json.dumps(record, separators=(",", ":"), sort_keys=True)
+    arguments.record.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
 
 
 if __name__ == "__main__":
