@@ -21,6 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from tests.conformance.first_release_partings import PARTINGS
+from tests.conformance.first_release_replay import first_difference
 from tests.conformance.first_release_scenario import Json, random_scenario, width_of
 
 STOP = 0
@@ -215,24 +216,27 @@ def _members(node: ast.ClassDef) -> set[str]:
     return {*stores, *values, *(n.name for n in node.body if isinstance(n, ast.FunctionDef))}
 
 
-def main() -> None:
-    """Record random runs, the partings, and the release's names."""
-    parser = argparse.ArgumentParser(description="Record what vLLM's first release does in random scenarios and in those of first_release_partings.")
+def main() -> int:
+    """Look for differences in random runs, and record them with the partings and the release's names. The exit status is 1 if there are any."""
+    parser = argparse.ArgumentParser(description="Run random scenarios on vLLM's first release, compare engine/paper with it, and record what the release did.")
     parser.add_argument("--vllm-source", type=Path, required=True, help="unpacked source distribution of vLLM 0.1.0")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=300, help="random scenarios (default 300)")
-    parser.add_argument("--record", type=Path, required=True, help="file to write, .json.gz")
+    parser.add_argument("--record", type=Path, help="file to write, .json.gz: these runs, those of first_release_partings, the release's names")
     arguments = parser.parse_args()
     llm_engine = load(arguments.vllm_source)
     scenarios = [random_scenario(arguments.seed, number) for number in range(arguments.count)]
-    record = {
-        "runs": [{"scenario": scenario, "run": run(llm_engine, scenario)} for scenario in scenarios],
-        "partings": {name: run(llm_engine, scenario, to_the_end=True, max_iterations=8) for name, scenario in PARTINGS.items()},
-        "symbols": symbols(arguments.vllm_source),
-    }
-    text = json.dumps(record, separators=(",", ":"), sort_keys=True)
-    arguments.record.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+    runs = [{"scenario": scenario, "run": run(llm_engine, scenario)} for scenario in scenarios]
+    found = [line for recorded in runs for line in first_difference(recorded)]
+    num_iterations = sum(len(recorded["run"]["iterations"]) for recorded in runs)
+    print("\n".join([*found, f"{len(runs)} scenarios, {num_iterations} iterations, {len(found)} differences"]))
+    if arguments.record is not None:
+        partings = {name: run(llm_engine, scenario, to_the_end=True, max_iterations=8) for name, scenario in PARTINGS.items()}
+        record = {"runs": runs, "partings": partings, "symbols": symbols(arguments.vllm_source)}
+        text = json.dumps(record, separators=(",", ":"), sort_keys=True)
+        arguments.record.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

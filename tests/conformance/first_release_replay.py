@@ -166,3 +166,14 @@ def differences(ours: Json | None, theirs: Json | None, where: str = "") -> list
         return [] if ours == theirs else [f"{where}: ours {ours}, the release's {theirs}"]
     keys = dict.fromkeys([*ours, *theirs])
     return [line for key in keys for line in differences(ours.get(key), theirs.get(key), f"{where}/{key}")]
+
+
+def first_difference(recorded: Json) -> list[str]:
+    """The fields of the first iteration in which the engine does not do what the release did; `recorded` has `scenario` and `run`."""
+    scenario = recorded["scenario"]
+    replay = Replay(scenario)
+    for number, iteration in enumerate(recorded["run"]["iterations"], start=1):
+        found = differences(replay.step(), normalised(iteration, scenario["config"]), f"{scenario['name']}, iteration {number}")
+        if found:
+            return found
+    return []

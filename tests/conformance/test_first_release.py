@@ -14,23 +14,12 @@ import pytest
 
 from engine.trace.events import AllocationRefused, BlocksFreed, CauseKind, RequestPreempted
 from tests.conformance.first_release_partings import PARTINGS
-from tests.conformance.first_release_replay import Replay, differences, normalised
+from tests.conformance.first_release_replay import Replay, differences, first_difference, normalised
 from tests.conformance.first_release_scenario import FAMILIES, Json
 
 ROOT = Path(__file__).parents[2]
 RECORD: Json = json.loads(gzip.decompress((Path(__file__).parent / "first_release_runs.json.gz").read_bytes()))
 RUNS: list[Json] = RECORD["runs"]
-
-
-def first_difference(recorded: Json) -> list[str]:
-    """The first iteration in which the engine does not do what the release did."""
-    scenario = recorded["scenario"]
-    replay = Replay(scenario)
-    for number, iteration in enumerate(recorded["run"]["iterations"], start=1):
-        found = differences(replay.step(), normalised(iteration, scenario["config"]), f"{scenario['name']}, iteration {number}")
-        if found:
-            return found
-    return []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
