@@ -205,7 +205,7 @@ def test_a_link_leads_to_the_same_with_the_other_engine_and_back(new_page: NewPa
     page.wait_for_url(re.compile("scene=parallel-sampling-v1"))
     wait_for_all_frames(page)
     expect(page.locator(".chip.engine")).to_have_text("vLLM V1")
-    page.get_by_role("link", name="How the paper's engine does it").click()
+    page.get_by_role("link", name="How the paper does it").click()
     page.wait_for_url(re.compile("scene=figure-8"))
     wait_for_all_frames(page)
     expect(page.locator(".chip.engine")).to_have_text("paper, 2023")

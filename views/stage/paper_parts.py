@@ -23,7 +23,7 @@ def engine_header(trace: Trace) -> dict[str, Any]:
     engine = engine_of(header)
     label, title = ENGINES[engine]
     pair = header.scenario.get("pair")
-    other = "How vLLM V1 does it" if engine == "paper" else "How the paper's engine does it"
+    other = "How vLLM V1 does it" if engine == "paper" else "How the paper does it"
     return {
         "engine": {"id": engine, "label": label, "title": title},
         "null_block": None if engine == "paper" else 0,

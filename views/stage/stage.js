@@ -206,7 +206,7 @@ class Stage {
     if (recording.isPaper) {
       const marks = recording.header.parts.family ? ["×2: two references"] : ["bold: generated"];
       marks.push(recording.asStrips ? "bar: filled slots" : "dashed: not written yet");
-      if (recording.frames[this.index].requests.some((r) => r.forced.length)) marks.push("dotted line: forced");
+      if (recording.frames[this.index].requests.some((r) => r.forced.length)) marks.push("dotted: forced");
       return setText(this.legend, marks.join(" · "));
     }
     const onlyFull = !recording.hasGroups && ["full", "MLA"].includes(recording.groups[0].label);
