@@ -205,7 +205,7 @@ class Stage {
     const { recording } = this;
     if (recording.isPaper) {
       const marks = recording.header.parts.family ? ["×2: two references"] : ["bold: generated"];
-      marks.push(recording.asStrips ? "bar: filled slots" : "dashed: not written yet");
+      marks.push(recording.asStrips ? "bar: filled slots" : "dashed: not written");
       if (recording.frames[this.index].requests.some((r) => r.forced.length)) marks.push("dotted: forced");
       return setText(this.legend, marks.join(" · "));
     }
