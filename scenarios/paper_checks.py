@@ -15,7 +15,7 @@ PAPER_STATUSES = tuple(status.name for status in SequenceStatus)
 _V1_CONFIG = (
     *("enable_prefix_caching", "prefix_caching_hash_algo", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "policy", "kv_cache_groups"),
     *("hash_block_size", "scheduler_block_size", "prefix_match_unit", "retention_interval", "use_eagle", "async_scheduling", "compat"),
-    *("decode_context_parallel_size", "dcp_rank", "cp_kv_cache_interleave_size"),
+    *("decode_context_parallel_size", "dcp_rank", "cp_kv_cache_interleave_size", "sliding_window"),
 )
 _V1_REQUEST = ("cache_salt", "lora_name", "lora_int_id", "mm_features", "priority")
 _V1_ACTIONS = ("reset_prefix_cache", "evict_blocks")

@@ -37,11 +37,12 @@ class BatchPart:
 class BatchRunner:
     """Runs `model` (float32, eval) over a paged KV cache of `num_blocks` blocks.
 
-    `block_sizes`: tokens per block, per KV-cache group; `layer_groups`: group of every layer (default: all in group 0). `max_num_batched_tokens`: most
-    tokens of one step. `emit`: called after each change, in the order in which things happen; None records nothing. `attention_shares`: every
-    AttentionComputed also says how much attention each logical block gets, in the first compared layer, else in layer 0.
-    Several runners may share one model object, also from several threads; building one redirects the model's attention, so that the model no longer
-    runs outside a runner. torch's thread count is the process's business and is left alone (one thread is the steadiest on small machines).
+    `block_sizes`: tokens per block, per KV-cache group; `layer_groups`: group of every layer (default: all in group 0). `sliding_windows`: per group, the
+    tokens for which it keeps blocks (None: all, also the default). `max_num_batched_tokens`: most tokens of one step. `emit`: called after each change, in
+    the order in which things happen; None records nothing. `attention_shares`: every AttentionComputed also says how much attention each logical block gets,
+    in the first compared layer, else in layer 0. Several runners may share one model object, also from several threads; building one redirects the model's
+    attention, so that the model no longer runs outside a runner. torch's thread count is the process's business and is left alone (one thread is the
+    steadiest on small machines).
 
     Raises InvalidInput for sizes that cannot be, EngineError for a model whose attention cannot be redirected.
     """
@@ -59,6 +60,7 @@ class BatchRunner:
         emit: Emit | None = None,
         device: torch.device | str = "cpu",
         layer_groups: Sequence[int] | None = None,
+        sliding_windows: Sequence[int | None] | None = None,
         attention_shares: bool = False,
     ) -> None:
         for name, size in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
@@ -73,6 +75,9 @@ class BatchRunner:
         num_layers = int(config.num_hidden_layers)
         self._layer_backends = kernel_settings.layer_backends(num_layers)
         self._compared_layers = kernel_settings.compared_layers(num_layers)
+        groups = [0] * num_layers if layer_groups is None else list(layer_groups)
+        if len(groups) != num_layers:
+            raise InvalidInput(f"The KV-cache groups name {len(groups)} layers, but the model has {num_layers}; name each layer once.")
         redirect_attention(model)
         self.model = model
         self.kernel_settings = kernel_settings
@@ -80,7 +85,7 @@ class BatchRunner:
         self.kv_cache = KVCache(
             num_blocks=num_blocks,
             block_sizes=block_sizes,
-            layers=layer_shapes(model, layer_groups if layer_groups is not None else [0] * num_layers),
+            layers=layer_shapes(model, groups, sliding_windows if sliding_windows is not None else [None] * len(block_sizes)),
             dtype=model.dtype,
             device=device,
         )
@@ -97,6 +102,7 @@ class BatchRunner:
         self.last_logits: dict[str, torch.Tensor] = {}
         """Per request of the last step: float32 [vocab], the logits of its last scheduled token."""
         self._shares_layer = next(iter(self._compared_layers), 0) if attention_shares else None
+        self._shares_group = self.kv_cache.layers[self._shares_layer].group_id if self._shares_layer is not None and len(block_sizes) > 1 else None
         self._emit_or_none = emit
         self._device = torch.device(device)
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -193,6 +199,7 @@ class BatchRunner:
         self._emit(
             AttentionComputed(
                 cause=Cause(CauseKind.COMPARED_WITH_REFERENCE, facts),
+                group_id=self._shares_group,
                 backend=backend,
                 layers=layers,
                 agrees_within=None if context.max_difference is None else agrees_within(context.max_difference),

@@ -73,7 +73,8 @@ def shares_of(event: Event, frame: Frame) -> dict[str, Any] | None:
         request = frame.request(request_id)
         if request is None or not request.block_ids or not 0 < length <= len(request.token_ids):
             continue
-        table = request.block_ids[0]
-        places = [[logical, table[logical], share] for logical, share in enumerate(shares) if logical < len(table)]
+        table = request.block_ids[event.group_id or 0]
+        # A window has left the blocks of which the table still names the place only; nothing of the attention goes there.
+        places = [[logical, table[logical], share] for logical, share in enumerate(shares) if logical < len(table) and (share or table[logical])]
         shown.append({"request": request_id, "token": request.token_ids[length - 1], "position": length - 1, "places": places})
     return {"layer": event.shares_layer, "requests": shown} if shown else None

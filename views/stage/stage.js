@@ -221,8 +221,9 @@ class Stage {
 
   // Only what was really checked in this run, up to this frame.
   drawChips(frame) {
-    const { engine, pair, about } = this.recording.header;
+    const { engine, pair, about, other_window: otherWindow } = this.recording.header;
     const chips = [[engine.label, "engine", `This run is that of ${engine.title}`], [about, "", "The model that runs and the size of the pool"]];
+    if (otherWindow) chips.splice(1, 0, [otherWindow.text, "", otherWindow.title]);
     if (frame.requests.some((r) => r.forced.length)) chips.splice(1, 0, ["forced tokens", "", "The scenario dictates these tokens; each is marked"]);
     if (pair && this.hooks.need) chips.splice(1, 0, [pair.label, "pair", "Opens the scene about the same with the other engine", `?scene=${encodeURIComponent(pair.scene)}`]);
     if (this.isWaiting) chips.push(["the model computes the next step", "wait", "Nothing further is recorded yet; it will appear by itself"]);
