@@ -27,6 +27,7 @@ def paper_config(scenario: Scenario, num_positions: int | None) -> PaperConfig:
         watermark=config.watermark,
         free_queue_order=tuple(config.free_queue_order),
         attention_shares=config.attention_shares,
+        kernel_witness=config.kernel_witness,
         seed=config.seed,
         max_frames=min(MAX_FRAMES, MAX_BLOCK_STATES // (config.num_blocks + config.num_cpu_blocks)),
     )

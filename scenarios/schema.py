@@ -127,6 +127,7 @@ class Config(_Part):
     dcp_rank: int = Field(0, ge=0, description="the rank whose memory is shown")
     cp_kv_cache_interleave_size: int = Field(1, ge=1, le=MAX_BLOCK_SIZE, description="tokens dealt to a rank in turn")
     attention_shares: bool = Field(False, description="record how much attention each block gets")
+    kernel_witness: bool = Field(False, description="record and check which slots every kernel program reads and writes")
     num_cpu_blocks: int = Field(0, ge=0, le=MAX_NUM_BLOCKS, description="blocks of the swap space; only with the engine “paper”")
     preemption_mode: Literal["auto", "swap", "recompute"] = Field("auto", description="how preempted groups come back; only with the engine “paper”")
 

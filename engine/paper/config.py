@@ -34,6 +34,7 @@ class PaperConfig:
     watermark: float = 0.0
     free_queue_order: tuple[int, ...] = ()
     attention_shares: bool = False
+    kernel_witness: bool = False
     seed: int = 0
     max_frames: int = 20_000
 
