@@ -172,6 +172,7 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
             layer_groups=layer_groups_of(groups) if config.model_groups else None,
             sliding_windows=[spec.event_sliding_window for spec in specs],
             attention_shares=config.attention_shares,
+            kernel_witness=config.kernel_witness,
         )
 
     def _bookkeeping_runner(self, emit: Emit) -> BookkeepingRunner:

@@ -82,6 +82,7 @@ class SessionConfig:
     dcp_rank: int = 0
     cp_kv_cache_interleave_size: int = 1
     attention_shares: bool = False
+    kernel_witness: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for a size below 1, a pool without a usable block, an impossible free queue order, or groups that do not go together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -23,6 +23,8 @@ TARGETS: dict[str, GPUTarget] = {
     "hip gfx942": GPUTarget("hip", "gfx942", 64),
 }
 
+Constants: TypeAlias = dict[str, int | bool | None]
+
 
 @dataclass(frozen=True)
 class KernelVariant:
@@ -31,7 +33,7 @@ class KernelVariant:
     name: str
     kernel: Any
     types: dict[str, str]  # of the arguments that are no int32 scalar
-    constants: dict[str, int | bool]
+    constants: Constants
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,16 @@ class Compiled:
     seconds: float
 
 
-def _attention(name: str, dtype: str, head_dim: int, group: int, window: int, block_m: int, tile: int, decode: bool = False) -> KernelVariant:
+_UNWATCHED: Constants = {"witness_ptr": None, "WITNESS": False}
+
+
+def _attention(
+    name: str, dtype: str, head_dim: int, group: int, window: int, block_m: int, tile: int, decode: bool = False, witness: bool = False
+) -> KernelVariant:
     types = {f"{argument}_ptr": f"*{dtype}" for argument in ("out", "query", "key_cache", "value_cache")}
     types |= {f"{argument}_ptr": "*i32" for argument in ("block_table", "query_block_request", "query_block_len", "query_block_position")}
     types["query_block_token_ptr"] = "*i64"
-    constants: dict[str, int | bool] = {
+    constants: Constants = {
         "BLOCK_SIZE": 16,
         "NUM_KV_HEADS": 4,
         "GROUP": group,
@@ -63,38 +70,37 @@ def _attention(name: str, dtype: str, head_dim: int, group: int, window: int, bl
         "BLOCK_M": block_m,
         "TILE": tile,
         "ONE_TILE": False,
+        **({"WITNESS": True} if witness else _UNWATCHED | {"witness_stride": None}),
     }
-    return KernelVariant(name, paged_attention_kernel, types | {"scale_log2": "fp32"}, constants)
+    return KernelVariant(name, paged_attention_kernel, types | {"scale_log2": "fp32", "witness_ptr": "*i64"}, constants)
 
 
 def variants() -> list[KernelVariant]:
     """Every kernel, attention in the shapes that the launcher picks on a device (decode only and mixed, D 64 and 256, with a window)."""
     slots = {"query_start_loc_ptr": "*i32", "positions_ptr": "*i64", "block_table_ptr": "*i32", "slot_mapping_ptr": "*i64"}
-    parallel: dict[str, int | bool] = {"CP_WORLD_SIZE": 1, "CP_RANK": 0, "CP_INTERLEAVE": 1, "PAD_SLOT_ID": -1, "LANES": 1, "TILE": 1024}
-    caches = {f"{argument}_ptr": "*bf16" for argument in ("key", "value", "key_cache", "value_cache")}
-    pages = {"source_ptr": "*bf16", "destination_ptr": "*bf16", "source_index_ptr": "*i64", "destination_index_ptr": "*i64"}
-    copies: dict[str, int | bool] = {"PAGES": 1, "TILE": 1024}
+    parallel: Constants = {"CP_WORLD_SIZE": 1, "CP_RANK": 0, "CP_INTERLEAVE": 1, "PAD_SLOT_ID": -1, "LANES": 1, "TILE": 1024}
+    caches = {f"{argument}_ptr": "*bf16" for argument in ("key", "value", "key_cache", "value_cache")} | {"slot_mapping_ptr": "*i64", "witness_ptr": "*i64"}
+    pages = {"source_ptr": "*bf16", "destination_ptr": "*bf16", "source_index_ptr": "*i64", "destination_index_ptr": "*i64", "witness_ptr": "*i64"}
+    copies: Constants = {"PAGES": 1, "TILE": 1024}
+    writes: Constants = {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 4, "HEAD_DIM": 64, "ROW": 256, "TOKENS": 1, "EVEN": True}
+    dense = writes | {"DENSE_SLOTS": True, "DENSE_HEADS": True}
+    watched: Constants = {"WITNESS": True}
+    whole: Constants = {"GATHER": True, "SCATTER": True}
     return [
-        KernelVariant("slot mapping", slot_mapping_kernel, slots, {"BLOCK_SIZE": 16, "KERNEL_BLOCK_SIZE": 16} | parallel),
-        KernelVariant(
-            "KV write",
-            reshape_and_cache_kernel,
-            caches | {"slot_mapping_ptr": "*i64"},
-            {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 4, "HEAD_DIM": 64, "ROW": 256, "TOKENS": 1, "EVEN": True, "DENSE_SLOTS": True, "DENSE_HEADS": True},
-        ),
-        KernelVariant(
-            "KV write strided",
-            reshape_and_cache_kernel,
-            caches | {"slot_mapping_ptr": "*i64"},
-            {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 4, "HEAD_DIM": 64, "ROW": 256, "TOKENS": 1, "EVEN": True, "DENSE_SLOTS": False, "DENSE_HEADS": False},
-        ),
-        KernelVariant("page copy", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": True}),
-        KernelVariant("page gather", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": False}),
-        KernelVariant("page scatter", copy_pages_kernel, pages, copies | {"GATHER": False, "SCATTER": True}),
+        KernelVariant("slot mapping", slot_mapping_kernel, slots, parallel | {"BLOCK_SIZE": 16, "KERNEL_BLOCK_SIZE": 16}),
+        KernelVariant("KV write", reshape_and_cache_kernel, caches, dense | _UNWATCHED),
+        KernelVariant("KV write strided", reshape_and_cache_kernel, caches, writes | {"DENSE_SLOTS": False, "DENSE_HEADS": False} | _UNWATCHED),
+        KernelVariant("KV write with witness", reshape_and_cache_kernel, caches, dense | watched),
+        KernelVariant("page copy", copy_pages_kernel, pages, copies | whole | _UNWATCHED),
+        KernelVariant("page gather", copy_pages_kernel, pages, copies | {"GATHER": True, "SCATTER": False} | _UNWATCHED),
+        KernelVariant("page scatter", copy_pages_kernel, pages, copies | {"GATHER": False, "SCATTER": True} | _UNWATCHED),
+        KernelVariant("page copy with witness", copy_pages_kernel, pages, copies | whole | watched),
         _attention("attention decode bf16 D64", "bf16", 64, 3, 0, 16, 64, decode=True),
         _attention("attention mixed fp16 D64 window", "fp16", 64, 3, 512, 64, 64),
         _attention("attention mixed bf16 D256", "bf16", 256, 4, 0, 32, 32),
         _attention("attention decode fp32 D64", "fp32", 64, 3, 0, 16, 64, decode=True),
+        _attention("attention decode bf16 D64 witness", "bf16", 64, 3, 0, 16, 64, decode=True, witness=True),
+        _attention("attention mixed fp16 D64 window witness", "fp16", 64, 3, 512, 64, 64, witness=True),
     ]
 
 
@@ -105,7 +111,7 @@ def compile_variant(variant: KernelVariant, target: str) -> Compiled:
         raise UnknownBackend("Nothing can be compiled while TRITON_INTERPRET is set; unset it and start again.")
     signature = {name: "constexpr" if name in variant.constants else variant.types.get(name, "i32") for name in kernel.arg_names}
     # A launch finds out that pointers and strides are multiples of 16, and so do we: the compiler may then load 16 bytes at once.
-    aligned = [index for index, name in enumerate(kernel.arg_names) if name.endswith("_ptr") or "_stride_" in name or name.endswith("_stride")]
+    aligned = [i for i, name in enumerate(kernel.arg_names) if name not in variant.constants and (name.endswith("_ptr") or "_stride" in name)]
     attributes = {(index,): [["tt.divisibility", 16]] for index in aligned}
     started = time.perf_counter()
     with LOCK:
@@ -132,7 +138,7 @@ def compile_all() -> Iterator[Compiled]:
 
 def table() -> Iterator[str]:
     """The lines that `python -m kernels aot` prints."""
-    yield f"{'kernel':34} {'target':12} {'assembly':>9} {'binary':>9} {'shared':>8} {'seconds':>8}"
+    yield f"{'kernel':40} {'target':12} {'assembly':>9} {'binary':>9} {'shared':>8} {'seconds':>8}"
     for done in compile_all():
         sizes = f"{len(done.assembly):9} {len(done.binary):9} {done.shared_bytes:8} {done.seconds:8.2f}"
-        yield f"{done.kernel:34} {done.target:12} {sizes}"
+        yield f"{done.kernel:40} {done.target:12} {sizes}"

@@ -13,7 +13,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: An
         kernel[grid](*arguments, **constants)
 
 
-_launcher = Launcher(run=_launch, interpreted=False)
+_launcher = Launcher(run=_launch, interpreted=False, own_account=True)
 
 compute_slot_mapping = _launcher.compute_slot_mapping
 reshape_and_cache = _launcher.reshape_and_cache

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kernels.backend import BACKENDS, Backend, UnknownBackend
 from kernels.metadata import AttentionMetadata, Derived, check_batch, check_slot_mapping, expect
+from kernels.witness import KernelName, LaunchWitness, Witness
 
 if TYPE_CHECKING:  # torch and triton load when an operation first runs, so that `import kernels` stays instant
     from torch import Tensor
@@ -76,13 +77,14 @@ def reshape_and_cache(
     slot_mapping: Tensor,
     *,
     metadata: AttentionMetadata | None = None,
+    witness: Witness | None = None,
     backend: Backend | str,
 ) -> None:
     """Write each token's key and value into its slot; only the caches change.
 
     key, value: [>= num_slots, num_kv_heads, head_dim]; caches: [num_blocks, block_size, num_kv_heads, head_dim], slot s is row s % block_size
     of block s // block_size; slot_mapping: int64 [num_slots], negative slots are skipped. No slot may appear twice. `metadata`, made from the
-    same slot_mapping, saves the layers of a step repeating the same work.
+    same slot_mapping, saves the layers of a step repeating the same work. `witness` is told what each program wrote.
     Raises ValueError for shapes or dtypes that do not fit. Source: R8.6; vLLM: reshape_and_cache_flash; here: no quantised caches.
     """
     if metadata is None:
@@ -102,7 +104,8 @@ def reshape_and_cache(
         raise ValueError(f"key is {key.dtype} and value {value.dtype}, but the caches hold {dtype}; convert one of them.")
     if num_slots == 0:
         return
-    _implementation(backend).reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, metadata or Derived())
+    told = _tell("reshape_and_cache", key_cache, witness, backend)
+    _implementation(backend).reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, metadata or Derived(), **told)
 
 
 def paged_attention(
@@ -117,6 +120,7 @@ def paged_attention(
     sliding_window: int | None = None,
     out: Tensor | None = None,
     metadata: AttentionMetadata | None = None,
+    witness: Witness | None = None,
     backend: Backend | str,
 ) -> Tensor:
     """Causal attention of a ragged batch (prefill chunks and decodes together) over the paged cache, in one launch. Returns `out`.
@@ -126,7 +130,8 @@ def paged_attention(
     including this step's. The queries of request r are the LAST query_len positions of its seq_lens[r] tokens. Query head h reads KV head
     h // (num_q_heads // num_kv_heads). With `sliding_window` W the query at position p sees keys p-W+1 .. p. Products and sums are taken in
     float32. Rows of `out` past the last query are left as they were (zeros when `out` is not given); only `out` changes.
-    `metadata`, made from the same block_table, query_start_loc and seq_lens, saves the layers of a step repeating the same work.
+    `metadata`, made from the same block_table, query_start_loc and seq_lens, saves the layers of a step repeating the same work. `witness` is told what
+    each program read.
     Raises ValueError for shapes or dtypes that do not fit. Source: the PagedAttention paper, section 4.1, and online softmax;
     vLLM: unified_attention; here: no ALiBi, soft cap, sinks, cascade or quantised caches.
     """
@@ -162,15 +167,17 @@ def paged_attention(
         sliding_window=sliding_window,
         out=out,
         derived=metadata or Derived(),
+        **_tell("paged_attention", key_cache, witness, backend),
     )
     return out
 
 
-def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor, *, backend: Backend | str) -> None:
+def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor, *, witness: Witness | None = None, backend: Backend | str) -> None:
     """Copy physical blocks within every layer's caches; only the destinations change.
 
     Caches: one [num_blocks, ...] tensor per layer; block_pairs: int64 [n, 2], rows (source, destination). All sources are read before any
-    destination is written, so chains (1 -> 2, 2 -> 3) and swaps copy the old contents. No destination may appear twice.
+    destination is written, so chains (1 -> 2, 2 -> 3) and swaps copy the old contents. No destination may appear twice. `witness` is told of one launch per
+    layer.
     Raises ValueError for a wrong shape or dtype. Source: R6.7; vLLM: copy_blocks; here: hazards between pairs are allowed, as in V1's worker.
     """
     import torch
@@ -185,7 +192,24 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pair
         return
     if not all(cache[0].is_contiguous() for cache in (*key_caches, *value_caches)):
         raise ValueError("A block of the caches is not contiguous in memory; blocks are copied as whole pages.")
-    _implementation(backend).copy_blocks(key_caches, value_caches, block_pairs)
+    told: dict[str, Witness] = {}
+    for key_cache in key_caches if _is_reference(backend) else key_caches[:1]:
+        told = _tell("copy_blocks", key_cache, witness, backend)
+    _implementation(backend).copy_blocks(key_caches, value_caches, block_pairs, **told)
+
+
+def _tell(kernel: KernelName, key_cache: Tensor, witness: Witness | None, backend: Backend | str) -> dict[str, Witness]:
+    """What an implementation is given besides its arguments. The torch reference has no programs, so what is to be said of it is said here."""
+    if witness is None:
+        return {}
+    if not _is_reference(backend):
+        return {"witness": witness}
+    witness.launches.append(LaunchWitness(kernel, key_cache.shape[1], None))
+    return {}
+
+
+def _is_reference(backend: Backend | str) -> bool:
+    return (backend.name if isinstance(backend, Backend) else backend) == "torch"
 
 
 def _implementation(backend: Backend | str) -> ModuleType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernels.interpreter import launch
 from kernels.launch import Launcher
 
-_launcher = Launcher(run=launch, interpreted=True)
+_launcher = Launcher(run=launch, interpreted=True, own_account=False)
 
 compute_slot_mapping = _launcher.compute_slot_mapping
 reshape_and_cache = _launcher.reshape_and_cache

@@ -35,7 +35,7 @@ LOCK = threading.RLock()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run `kernel` (a decorated Triton function) for every program of `grid`, one after the other, on CPU tensors.
+    """Run `kernel` (a decorated Triton function) for every program of `grid`, one after the other, on CPU tensors. `constants`: what is given by name.
 
     Does what triton.runtime.interpreter.GridExecutor does, except for copying arguments from a device and back; here they are on the CPU.
     Raises triton.runtime.errors.InterpreterError for what goes wrong inside the kernel.
@@ -43,13 +43,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     with LOCK, _interpreted_language():
         function = _interpreted(kernel.fn).rewrite()
         values = [_argument(argument) for argument in arguments]
+        named = {name: _argument(value) if isinstance(value, torch.Tensor) else value for name, value in constants.items()}
         builder = triton_interpreter.interpreter_builder
         sizes = grid + (1,) * (3 - len(grid))
         builder.set_grid_dim(*sizes)
         for place in itertools.product(*map(range, sizes)):
             builder.set_grid_idx(*place)
             try:
-                function(*values, **constants)
+                function(*values, **named)
             except Exception as error:
                 raise InterpreterError(repr(error)) from error
 

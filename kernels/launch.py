@@ -12,6 +12,8 @@ from torch import Tensor
 from kernels.metadata import Derived
 from kernels.triton_attention import paged_attention_kernel
 from kernels.triton_cache import copy_pages_kernel, reshape_and_cache_kernel, slot_mapping_kernel
+from kernels.watch import attention_watch, copy_watch, write_watch
+from kernels.witness import Witness
 
 PAD_SLOT_ID = -1
 INTERPRETED_ELEMENTS = 1 << 20
@@ -28,10 +30,12 @@ class Launch(Protocol):
 
 @dataclass(frozen=True)
 class Launcher:
-    """The four operations on top of one way to run a kernel."""
+    """The four operations on top of one way to run a kernel. `own_account`: what a witness is told comes from a buffer that the kernel fills, as compiled
+    kernels must; otherwise interpreted launches are watched pointer by pointer."""
 
     run: Launch
     interpreted: bool
+    own_account: bool
 
     def compute_slot_mapping(
         self,
@@ -77,7 +81,9 @@ class Launcher:
             TILE=tile,
         )
 
-    def reshape_and_cache(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, derived: Derived) -> None:
+    def reshape_and_cache(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, derived: Derived, witness: Witness | None = None
+    ) -> None:
         """On a device one program per token; interpreted as many tokens per program as fit a tile."""
         num_tokens = slot_mapping.shape[0]
         block_size, num_kv_heads, head_dim = key_cache.shape[1:]
@@ -88,26 +94,29 @@ class Launcher:
         key, value = _rows_contiguous(key), _rows_contiguous(value)
         if not _same_strides(key, value):
             key, value = key.contiguous(), value.contiguous()
-        self.run(
-            reshape_and_cache_kernel,
-            (cdiv(num_tokens, tokens),),
-            key,
-            value,
-            key_cache,
-            value_cache,
-            slot_mapping.contiguous(),
-            num_tokens,
-            *key.stride()[:2],
-            *key_cache.stride()[:3],
-            BLOCK_SIZE=block_size,
-            NUM_KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim,
-            ROW=row,
-            DENSE_SLOTS=key_cache.stride(0) == block_size * key_cache.stride(1),
-            DENSE_HEADS=num_kv_heads == 1 or key.stride(1) == key_cache.stride(2) == head_dim,
-            TOKENS=tokens,
-            EVEN=num_tokens % tokens == 0,
-        )
+        grid = cdiv(num_tokens, tokens)
+        with write_watch(witness, self.own_account, key_cache, value_cache, key, grid, tokens, num_tokens) as extra:
+            self.run(
+                reshape_and_cache_kernel,
+                (grid,),
+                key,
+                value,
+                key_cache,
+                value_cache,
+                slot_mapping.contiguous(),
+                num_tokens,
+                *key.stride()[:2],
+                *key_cache.stride()[:3],
+                BLOCK_SIZE=block_size,
+                NUM_KV_HEADS=num_kv_heads,
+                HEAD_DIM=head_dim,
+                ROW=row,
+                DENSE_SLOTS=key_cache.stride(0) == block_size * key_cache.stride(1),
+                DENSE_HEADS=num_kv_heads == 1 or key.stride(1) == key_cache.stride(2) == head_dim,
+                TOKENS=tokens,
+                EVEN=num_tokens % tokens == 0,
+                **extra,
+            )
 
     def paged_attention(
         self,
@@ -122,6 +131,7 @@ class Launcher:
         sliding_window: int | None,
         out: Tensor,
         derived: Derived,
+        witness: Witness | None = None,
     ) -> None:
         """One launch; see triton_attention for lanes and query blocks."""
         block_size, num_kv_heads, head_dim = key_cache.shape[1:]
@@ -140,32 +150,35 @@ class Launcher:
             query = query.contiguous()
             target = torch.empty_like(query, dtype=torch.float32 if self.interpreted else out.dtype)
             target.copy_(out)
-        self.run(
-            paged_attention_kernel,
-            (blocks.programs,),
-            target,
-            query,
-            key_cache,
-            value_cache,
-            _rows_contiguous(block_table),
-            *blocks.arrays,
-            scale * math.log2(math.e),
-            block_table.stride(0),
-            *query.stride()[:2],
-            *key_cache.stride()[:3],
-            BLOCK_SIZE=block_size,
-            NUM_KV_HEADS=num_kv_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            HEAD_PADDED=blocks.head_padded,
-            SLIDING_WINDOW=sliding_window or 0,
-            UPCAST=self.interpreted and query.dtype != torch.float32,
-            SINGLE_QUERY=blocks.block_q == 1,
-            LANES=blocks.lanes,
-            BLOCK_M=blocks.block_m,
-            TILE=blocks.tile,
-            ONE_TILE=blocks.one_tile,
-        )
+        max_keys = int(seq_lens.max()) if witness is not None else 0
+        with attention_watch(witness, self.own_account, key_cache, value_cache, target, blocks.programs, blocks.lanes, max_keys) as extra:
+            self.run(
+                paged_attention_kernel,
+                (blocks.programs,),
+                target,
+                query,
+                key_cache,
+                value_cache,
+                _rows_contiguous(block_table),
+                *blocks.arrays,
+                scale * math.log2(math.e),
+                block_table.stride(0),
+                *query.stride()[:2],
+                *key_cache.stride()[:3],
+                BLOCK_SIZE=block_size,
+                NUM_KV_HEADS=num_kv_heads,
+                GROUP=group,
+                HEAD_DIM=head_dim,
+                HEAD_PADDED=blocks.head_padded,
+                SLIDING_WINDOW=sliding_window or 0,
+                UPCAST=self.interpreted and query.dtype != torch.float32,
+                SINGLE_QUERY=blocks.block_q == 1,
+                LANES=blocks.lanes,
+                BLOCK_M=blocks.block_m,
+                TILE=blocks.tile,
+                ONE_TILE=blocks.one_tile,
+                **extra,
+            )
         if target is not out:
             out.copy_(target)
 
@@ -201,42 +214,54 @@ class Launcher:
             arrays = tuple(torch.nn.functional.pad(array, (0, surplus)) for array in arrays)
         return _QueryBlocks(programs, lanes, block_q, block_m, tile, one_tile, head_padded, arrays)
 
-    def copy_blocks(self, key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor) -> None:
+    def copy_blocks(self, key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor, witness: Witness | None = None) -> None:
         """Per cache: gather the source pages into a buffer, then scatter it, so that no read follows a write (R6.7).
 
         The detour is not needed for a single pair, nor interpreted when one program holds all pages: it reads all of them before it writes.
         On a device it is needed even then, because the warps of a program do not wait for each other.
         """
         pairs = block_pairs.contiguous()
-        num_pages = pairs.shape[0]
-        for cache in (*key_caches, *value_caches):
-            page_size = cache[0].numel()
-            pages, tile = 1, DEVICE_TILE
-            if self.interpreted:
-                tile = min(next_power_of_2(page_size), INTERPRETED_ELEMENTS)
-                pages = max(1, min(next_power_of_2(num_pages), INTERPRETED_ELEMENTS // tile))
-            moves = [(cache, cache, True, True)]
-            if pages < num_pages:
-                buffer = cache.new_empty(num_pages, page_size)
-                moves = [(cache, buffer, True, False), (buffer, cache, False, True)]
-            for source, destination, gather, scatter in moves:
-                self.run(
-                    copy_pages_kernel,
-                    (cdiv(num_pages, pages), cdiv(page_size, tile)),
-                    source,
-                    destination,
-                    pairs,
-                    pairs[:, 1],
-                    num_pages,
-                    pairs.stride(0),
-                    page_size,
-                    source.stride(0),
-                    destination.stride(0),
-                    GATHER=gather,
-                    SCATTER=scatter,
-                    PAGES=pages,
-                    TILE=tile,
-                )
+        for key_cache, value_cache in zip(key_caches, value_caches, strict=True):
+            pages, _, grid = self._copy_grid(key_cache, pairs.shape[0])
+            with copy_watch(witness, self.own_account, key_cache, value_cache, pairs.shape[0], grid[0] * grid[1], pages) as extra_of:
+                for cache in (key_cache, value_cache):
+                    self._copy_pages(cache, pairs, extra_of(cache))
+
+    def _copy_grid(self, cache: Tensor, num_pages: int) -> tuple[int, int, tuple[int, int]]:
+        """Pages per program, elements per program, and the grid."""
+        page_size = cache[0].numel()
+        pages, tile = 1, DEVICE_TILE
+        if self.interpreted:
+            tile = min(next_power_of_2(page_size), INTERPRETED_ELEMENTS)
+            pages = max(1, min(next_power_of_2(num_pages), INTERPRETED_ELEMENTS // tile))
+        return pages, tile, (cdiv(num_pages, pages), cdiv(page_size, tile))
+
+    def _copy_pages(self, cache: Tensor, pairs: Tensor, extra: dict[str, Any]) -> None:
+        num_pages, page_size = pairs.shape[0], cache[0].numel()
+        pages, tile, grid = self._copy_grid(cache, num_pages)
+        moves = [(cache, cache, True, True)]
+        if pages < num_pages:
+            buffer = cache.new_empty(num_pages, page_size)
+            moves = [(cache, buffer, True, False), (buffer, cache, False, True)]
+        for source, destination, gather, scatter in moves:
+            self.run(
+                copy_pages_kernel,
+                grid,
+                source,
+                destination,
+                pairs,
+                pairs[:, 1],
+                num_pages,
+                pairs.stride(0),
+                page_size,
+                source.stride(0),
+                destination.stride(0),
+                GATHER=gather,
+                SCATTER=scatter,
+                PAGES=pages,
+                TILE=tile,
+                **extra,
+            )
 
 
 class _QueryBlocks(NamedTuple):

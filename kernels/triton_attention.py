@@ -40,6 +40,9 @@ def paged_attention_kernel(
     BLOCK_M: tl.constexpr,  # rows per lane, power of two >= GROUP
     TILE: tl.constexpr,  # keys per iteration
     ONE_TILE: tl.constexpr,  # interpreted only: no request has more than TILE tokens, so nothing is ever rescaled
+    witness_ptr=None,  # int64 [lanes of the grid, 3 + longest request]: first token, queries, KV head, then by position the slot read
+    witness_stride=None,
+    WITNESS: tl.constexpr = False,  # write down what each lane reads
 ):
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     query_block = lane // NUM_KV_HEADS
@@ -63,6 +66,12 @@ def paged_attention_kernel(
     query = tl.load(query_ptr + place, mask=row_mask, other=0.0)
     if UPCAST:
         query = query.to(tl.float32)
+
+    if WITNESS:
+        witness_row = witness_ptr + lane.to(tl.int64) * witness_stride
+        tl.store(witness_row, first_token)
+        tl.store(witness_row + 1, query_len)
+        tl.store(witness_row + 2, kv_head)
 
     first_tile = 0
     end_tile = 1
@@ -91,6 +100,9 @@ def paged_attention_kernel(
         block = tl.load(row_ptr[:, None] + (key_position // BLOCK_SIZE)[None, :], mask=is_key).to(tl.int64)
         inner_place = (key_position % BLOCK_SIZE * cache_stride_slot)[None, :] + head_place[:, None]
         cache_place = (block * cache_stride_block + inner_place)[:, :, None] + dim[None, None, :]  # [LANES, TILE, HEAD_PADDED]
+        if WITNESS:
+            slot = block * BLOCK_SIZE + (key_position % BLOCK_SIZE)[None, :]
+            tl.store(witness_row[:, None] + 3 + key_position[None, :], slot, mask=is_key)
         key_mask = is_key[:, :, None]
         if HEAD_DIM < HEAD_PADDED:
             key_mask = key_mask & (dim < HEAD_DIM)[None, None, :]

@@ -80,6 +80,8 @@ def reshape_and_cache_kernel(
     DENSE_HEADS: tl.constexpr,  # a token's heads lie one behind the other, in key and cache
     TOKENS: tl.constexpr,  # tokens per program
     EVEN: tl.constexpr,  # num_tokens is a multiple of TOKENS
+    witness_ptr=None,  # int64 [num_tokens]: the slot that was written
+    WITNESS: tl.constexpr = False,  # write it down
 ):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     slot = tl.load(slot_mapping_ptr + token, mask=None if EVEN else token < num_tokens, other=None if EVEN else -1)
@@ -104,6 +106,8 @@ def reshape_and_cache_kernel(
     value = tl.load(value_ptr + source, mask=mask)
     tl.store(key_cache_ptr + place, key, mask=mask)
     tl.store(value_cache_ptr + place, value, mask=mask)
+    if WITNESS:
+        tl.store(witness_ptr + token, slot, mask=slot >= 0)
 
 
 @triton.jit
@@ -121,6 +125,8 @@ def copy_pages_kernel(
     SCATTER: tl.constexpr,  # write page destination_index[i]; otherwise page i
     PAGES: tl.constexpr,  # pages per program
     TILE: tl.constexpr,  # elements of a page per program
+    witness_ptr=None,  # int64 [num_pages, 2]: the page read when gathering, the page written when scattering
+    WITNESS: tl.constexpr = False,  # write them down
 ):
     page = tl.program_id(0) * PAGES + tl.arange(0, PAGES)
     is_page = page < num_pages
@@ -134,3 +140,8 @@ def copy_pages_kernel(
     mask = is_page[:, None] & (element < page_size)[None, :]
     content = tl.load(source_ptr + source[:, None] * source_stride + element[None, :], mask=mask)
     tl.store(destination_ptr + destination[:, None] * destination_stride + element[None, :], content, mask=mask)
+    if WITNESS:
+        if GATHER:
+            tl.store(witness_ptr + page * 2, source, mask=is_page)
+        if SCATTER:
+            tl.store(witness_ptr + page * 2 + 1, destination, mask=is_page)

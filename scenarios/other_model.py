@@ -26,24 +26,20 @@ def for_model(scenario: Scenario, model: str | None) -> Scenario:
     """The scene without the facts and notes that hold for its own model only; itself when `model` is that one (or None). Changes nothing.
 
     With other KV-cache groups or another number of prompt tokens nothing is claimed, because then other blocks fill at other moments; nor where the model
-    decides which beams survive, because then other blocks are copied and given back. Else
-    left out are word facts, notes and corrections that quote what no prompt and no forced output contains. Raises InvalidInput for a model that is not there.
+    chooses beams, because then it decides who forks, who copies and who is dropped. Else left out are word facts, notes and corrections that quote what no
+    prompt and no forced output contains. Raises InvalidInput for a model that is not there.
     """
     if model is None or model == scenario.model:
         return scenario
-    other_groups = not scenario.config.kv_cache_groups and groups_on(scenario, model) != groups_on(scenario, scenario.model)
-    if other_groups or _decides_beams(scenario) or _prompt_lengths(scenario, model) != _prompt_lengths(scenario, scenario.model):
+    if not scenario.config.kv_cache_groups and groups_on(scenario, model) != groups_on(scenario, scenario.model):
+        return scenario.model_copy(update={"notes": [], "corrections": [], "expect": []})
+    if _model_chooses_beams(scenario) or _prompt_lengths(scenario, model) != _prompt_lengths(scenario, scenario.model):
         return scenario.model_copy(update={"notes": [], "corrections": [], "expect": []})
     given = " ".join([*(part.prompt or "" for part in _parts(scenario)), *_dictated(scenario)])
     notes = [note for note in scenario.notes if all(quoted in given for quoted in _QUOTED.findall(note.say))]
     corrections = [c for c in scenario.corrections if all(quoted in given for quoted in _QUOTED.findall(f"{c.read} {c.really}"))]
     expect = [e.model_copy(update=dict.fromkeys(WORD_FACTS)) for e in scenario.expect]
     return scenario.model_copy(update={"notes": notes, "corrections": corrections, "expect": [e for e in expect if e.facts]})
-
-
-def _decides_beams(scenario: Scenario) -> bool:
-    """Whether some selection of a beam search is left to the model."""
-    return any(request.beam_width is not None and len(request.force_beams) < request.output_limit for request in scenario.requests)
 
 
 def _parts(scenario: Scenario) -> list[PrefixPart | RequestPart]:
@@ -54,6 +50,10 @@ def _dictated(scenario: Scenario) -> Iterator[str]:
     for request in scenario.requests:
         yield from (str(token) for tokens in (request.force, *request.force_samples) for token in tokens)
         yield from (str(choice.token) for selection in request.force_beams for choice in selection)
+
+
+def _model_chooses_beams(scenario: Scenario) -> bool:
+    return any(request.beam_width is not None and len(request.force_beams) < request.output_limit for request in scenario.requests)
 
 
 def _prompt_lengths(scenario: Scenario, model: str) -> list[int]:

@@ -54,6 +54,7 @@ def session_config(scenario: Scenario, num_positions: int | None) -> SessionConf
         dcp_rank=config.dcp_rank,
         cp_kv_cache_interleave_size=config.cp_kv_cache_interleave_size,
         attention_shares=config.attention_shares,
+        kernel_witness=config.kernel_witness,
     )
 
 

@@ -127,6 +127,7 @@ class Config(_Part):
     dcp_rank: int = Field(0, ge=0, description="the rank whose memory is shown")
     cp_kv_cache_interleave_size: int = Field(1, ge=1, le=MAX_BLOCK_SIZE, description="tokens dealt to a rank in turn")
     attention_shares: bool = Field(False, description="record how much attention each block gets")
+    kernel_witness: bool = Field(False, description="record and check which slots every kernel program reads and writes")
     num_cpu_blocks: int = Field(0, ge=0, le=MAX_NUM_BLOCKS, description="blocks of the swap space; only with the engine “paper”")
     preemption_mode: Literal["auto", "swap", "recompute"] = Field("auto", description="how preempted groups come back; only with the engine “paper”")
 
@@ -299,7 +300,7 @@ class Scenario(_Part):
     goal: Sentence = Field(description="one sentence: what somebody knows after watching it")
     engine: Literal["v1", "paper"] = Field("v1", description="vLLM V1's block manager, or that of the 2023 paper")
     model: str = Field("tiny", min_length=1, description="a model's name, or “none” to run the memory manager alone")
-    pair: str | None = Field(None, pattern=ID_PATTERN, description="the scene that shows the same with the other engine")
+    pair: str | None = Field(None, pattern=ID_PATTERN, description="the scene about the same with the other engine; its requests may be others")
     config: Config
     prefixes: list[PrefixPart] = Field([], max_length=16, description="prefixes that the provider keeps; only with the engine “paper”")
     requests: list[RequestPart] = Field(min_length=1, max_length=MAX_REQUESTS)

@@ -16,6 +16,7 @@ import msgspec
 from engine.trace.causes import Cause as Cause
 from engine.trace.causes import CauseKind as CauseKind
 from engine.trace.causes import Fact as Fact
+from engine.trace.witness import LaunchWitness
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -193,7 +194,8 @@ class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_compute
     """paged_attention ran over the whole ragged batch. `agrees_within`: the smallest power of ten that bounds the largest difference
     between the Triton kernel and the torch reference on the compared layers (None: nothing was compared). `block_shares`: where the settings ask for it, per
     request the share of attention that its last query gives to each logical block (mean over the heads of `shares_layer`, each row sums to 1); with several
-    groups `group_id` is that layer's."""
+    groups `group_id` is that layer's. `witness`: what the kernels' programs were seen to do, where the settings ask for it; None also where no kernel but
+    the torch reference ran."""
 
     backend: str
     layers: list[int]
@@ -203,6 +205,7 @@ class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_compute
     request_ids: list[str]
     block_shares: list[list[float]] = []
     shares_layer: int | None = None
+    witness: list[LaunchWitness] | None = None
 
 
 class TokenSampled(Event, frozen=True, kw_only=True, tag="token_sampled"):

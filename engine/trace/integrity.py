@@ -14,6 +14,8 @@ import msgspec
 from engine.errors import EngineError
 from engine.trace.events import KVWritten, StateWritten
 from engine.trace.frame import BlockState, Frame, RequestState
+from engine.trace.violation import Violation as Violation
+from engine.trace.witness_check import check_witness
 
 _PENDING_OPS = ("schedule", "execute_model")
 """Operations during which a hashed block may still wait for its keys and values: hashes are registered before the forward pass (R7.7, S9)."""
@@ -21,14 +23,6 @@ _PENDING_OPS = ("schedule", "execute_model")
 
 ABOUT_CONTENTS = frozenset({"only full blocks are hashed", "a hashed state is the one its key names"})
 """Invariants about what lies in hashed blocks. vLLM 0.27.0 breaks them where it registers tokens that nobody computes after all."""
-
-
-class Violation(msgspec.Struct, frozen=True):
-    """One broken invariant: its name, the sentence to show, and the block it is about (None: the pool as a whole)."""
-
-    invariant: str
-    message: str
-    block_id: int | None = None
 
 
 class IntegrityError(EngineError):
@@ -75,7 +69,8 @@ def check_integrity(frame: Frame, previous: Frame | None = None) -> list[Violati
 
     The invariants: every block is free, used or null; a block is queued iff ref_cnt is 0 and it is not the null block (R1.2, R1.6, R1.7); ref_cnt =
     block table entries + pins (S17); hash map and block hashes agree in both directions (R1.10, R1.12); only what is written is hashed, except that
-    this step may still write it (R1.11, R3.6, R6.3, S9); nothing shared is overwritten and every write goes into a block of its own request (R8.4).
+    this step may still write it (R1.11, R3.6, R6.3, S9); nothing shared is overwritten and every write goes into a block of its own request (R8.4); and what
+    the kernels' programs were seen to read and write is what the block tables allow (`engine.trace.witness_check`).
     The paper's swap space (section 4.5) is counted in the same way, and a sequence lies either in it or on the GPU.
     O(blocks + table entries). Mutates nothing.
     """
@@ -91,6 +86,7 @@ def check_integrity(frame: Frame, previous: Frame | None = None) -> list[Violati
     found.extend(check_pool(frame, num_used, num_null))
     found.extend(check_names(recount, len(frame.blocks), [*recount.queued], [*recount.keys]))
     found.extend(check_swap_space(frame))
+    found.extend(check_witness(frame))
     if previous is not None:
         found.extend(check_writes(frame, previous))
     return found

@@ -14,6 +14,7 @@ from typing import TypeVar
 from engine.trace.frame import BlockState, Frame, RequestState
 from engine.trace.integrity import Recount, Violation, check_block, check_integrity, check_names, check_pool, check_swap_space, check_writes, is_pending
 from engine.trace.shared_sequence import ABSENT, Absent, SharedSequence
+from engine.trace.witness_check import check_witness
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ class RunningCheck:
         found.extend(check_pool(frame, len(self._used), len(recount.null_ids)))
         found.extend(check_names(recount, num_blocks, queued, keyed))
         found.extend(check_swap_space(frame))
+        found.extend(check_witness(frame))
         found.extend(check_writes(frame, previous))
         return found
 

@@ -16,8 +16,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from engine.errors import EngineError
 from engine.worker.attention_shares import block_shares
+from engine.worker.kernel_witness import LayerLaunch
 from engine.worker.kv_cache import KVCache, LayerShape
-from kernels import AttentionMetadata, Backend, paged_attention, reshape_and_cache
+from kernels import AttentionMetadata, Backend, Witness, paged_attention, reshape_and_cache
 
 ATTENTION_NAME = "pagewalk_paged"
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -32,7 +33,8 @@ class ForwardContext:
     `attention_metadata[g]`, per KV-cache group: block_table int32 [num_reqs, width], slot_mapping int64 [num_tokens], query_start_loc int32
     [num_reqs + 1], seq_lens int32 [num_reqs] (computed tokens plus this step's). `layer_backends`: whose result goes on, per layer;
     `compared_layers`: where it is compared. `shares_layer`: where the attention of the last queries is added up per block (None: nowhere).
-    The pass itself fills `layers_run`, `max_difference` (None: nothing was compared) and `block_shares`. vLLM: ForwardContext.
+    `wants_witness`: whether what each kernel program reads and writes is kept. The pass itself fills `layers_run`, `max_difference` (None: nothing was
+    compared), `block_shares` and `launches`. vLLM: ForwardContext.
     """
 
     kv_cache: KVCache
@@ -40,9 +42,11 @@ class ForwardContext:
     layer_backends: Sequence[Backend]
     compared_layers: Sequence[int]
     shares_layer: int | None = None
+    wants_witness: bool = False
     layers_run: list[int] = field(default_factory=list)
     max_difference: float | None = None
     block_shares: list[list[float]] = field(default_factory=list)
+    launches: list[LayerLaunch] = field(default_factory=list)
 
 
 def paged_attention_forward(
@@ -75,8 +79,9 @@ def paged_attention_forward(
     key_cache, value_cache = cache.key_caches[layer], cache.value_caches[layer]
     metadata = context.attention_metadata[shape.group_id]
     backend = context.layer_backends[layer]
+    witness = Witness() if context.wants_witness and backend.name != _REFERENCE.name else None
     try:
-        reshape_and_cache(k, v, key_cache, value_cache, metadata.slot_mapping, metadata=metadata, backend=backend)
+        reshape_and_cache(k, v, key_cache, value_cache, metadata.slot_mapping, metadata=metadata, witness=witness, backend=backend)
     except ValueError as error:
         if k.shape[1:] == key_cache.shape[2:] == v.shape[1:]:
             raise
@@ -85,7 +90,9 @@ def paged_attention_forward(
             f"but its KV cache stores [{shape.num_kv_heads}, {shape.head_dim}]; choose a llama-like model."
         ) from error
     scale = shape.head_dim**-0.5 if scaling is None else scaling
-    output = _attend(q, key_cache, value_cache, metadata, scale, window, backend)
+    output = _attend(q, key_cache, value_cache, metadata, scale, window, backend, witness)
+    if witness is not None:
+        context.launches += [LayerLaunch(layer, shape.group_id, window, launch) for launch in witness.launches]
     if layer in context.compared_layers:
         slots = metadata.slot_mapping
         difference = max(
@@ -119,6 +126,7 @@ def _attend(
     scale: float,
     sliding_window: int | None,
     backend: Backend,
+    witness: Witness | None = None,
 ) -> torch.Tensor:
     return paged_attention(
         query,
@@ -130,6 +138,7 @@ def _attend(
         scale=scale,
         sliding_window=sliding_window,
         metadata=metadata,
+        witness=witness,
         backend=backend,
     )
 

@@ -15,6 +15,7 @@ from engine.worker.attention import ForwardContext, layer_shapes, redirect_atten
 from engine.worker.block_table import MultiGroupBlockTable
 from engine.worker.input_batch import InputBatch
 from engine.worker.kernel_settings import KernelSettings, agrees_within
+from engine.worker.kernel_witness import report
 from engine.worker.kv_cache import KVCache
 from kernels import AttentionMetadata
 
@@ -40,9 +41,9 @@ class BatchRunner:
     `block_sizes`: tokens per block, per KV-cache group; `layer_groups`: group of every layer (default: all in group 0). `sliding_windows`: per group, the
     tokens for which it keeps blocks (None: all, also the default). `max_num_batched_tokens`: most tokens of one step. `emit`: called after each change, in
     the order in which things happen; None records nothing. `attention_shares`: every AttentionComputed also says how much attention each logical block gets,
-    in the first compared layer, else in layer 0. Several runners may share one model object, also from several threads; building one redirects the model's
-    attention, so that the model no longer runs outside a runner. torch's thread count is the process's business and is left alone (one thread is the
-    steadiest on small machines).
+    in the first compared layer, else in layer 0. `kernel_witness`: it also says what every kernel program read and wrote, in the layers that run on kernels.
+    Several runners may share one model object, also from several threads; building one redirects the model's attention, so that the model no longer runs
+    outside a runner. torch's thread count is the process's business and is left alone (one thread is the steadiest on small machines).
 
     Raises InvalidInput for sizes that cannot be, EngineError for a model whose attention cannot be redirected.
     """
@@ -62,6 +63,7 @@ class BatchRunner:
         layer_groups: Sequence[int] | None = None,
         sliding_windows: Sequence[int | None] | None = None,
         attention_shares: bool = False,
+        kernel_witness: bool = False,
     ) -> None:
         for name, size in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
             if size < 1:
@@ -103,6 +105,7 @@ class BatchRunner:
         """Per request of the last step: float32 [vocab], the logits of its last scheduled token."""
         self._shares_layer = next(iter(self._compared_layers), 0) if attention_shares else None
         self._shares_group = self.kv_cache.layers[self._shares_layer].group_id if self._shares_layer is not None and len(block_sizes) > 1 else None
+        self._wants_witness = kernel_witness and emit is not None
         self._emit_or_none = emit
         self._device = torch.device(device)
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -141,6 +144,7 @@ class BatchRunner:
             layer_backends=self._layer_backends,
             compared_layers=self._compared_layers,
             shares_layer=self._shares_layer,
+            wants_witness=self._wants_witness,
         )
         logits = self._forward(input_ids, positions, query_start_loc, context)
         self._report_forward(parts, slots, context)
@@ -208,6 +212,7 @@ class BatchRunner:
                 request_ids=[part.req_id for part in parts],
                 block_shares=context.block_shares,
                 shares_layer=context.shares_layer,
+                witness=report(context.launches, [(part.end, part.req_id) for part in parts]),
             )
         )
 

@@ -37,6 +37,7 @@ class ModelRunner(BatchRunner):
         layer_groups: Sequence[int] | None = None,
         sliding_windows: Sequence[int | None] | None = None,
         attention_shares: bool = False,
+        kernel_witness: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -51,6 +52,7 @@ class ModelRunner(BatchRunner):
             layer_groups=layer_groups,
             sliding_windows=sliding_windows,
             attention_shares=attention_shares,
+            kernel_witness=kernel_witness,
         )
         self.requests: dict[str, CachedRequestState] = {}
 

@@ -50,6 +50,7 @@ class SequenceRunner(BatchRunner):
             emit=emit,
             device=device,
             attention_shares=config.attention_shares,
+            kernel_witness=config.kernel_witness,
         )
         self.swap_space = SwapSpace(self.kv_cache, config.num_cpu_blocks)
         self._block_size = config.block_size

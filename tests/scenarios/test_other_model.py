@@ -60,6 +60,13 @@ def test_with_another_number_of_prompt_tokens_nothing_is_claimed(monkeypatch: py
     assert (held.notes, held.expect) == ([], [])
 
 
+def test_with_beams_that_another_model_chooses_nothing_is_claimed() -> None:
+    """Section 4.4: which beams go on depends on the probabilities, and with them forks, copies and blocks. Dictated ones do not."""
+    held = for_model(load_scenario("beam-search"), TINY_BY_PATH)
+    assert (held.notes, held.corrections, held.expect) == ([], [], [])
+    assert for_model(load_scenario("figure-9"), TINY_BY_PATH).expect
+
+
 def test_the_command_says_what_it_did_not_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "figure-6", "--model", TINY_BY_PATH]) == 0
     assert "facts were not checked: they are about the words of tiny, for which the scene was written" in capsys.readouterr().out

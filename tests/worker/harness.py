@@ -168,6 +168,7 @@ def make_runner(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 128,
     attention_shares: bool = False,
+    kernel_witness: bool = False,
 ) -> ModelRunner:
     """A runner with one group and room for the tests' requests."""
     return ModelRunner(
@@ -180,6 +181,7 @@ def make_runner(
         kernel_settings=kernel_settings,
         emit=emit,
         attention_shares=attention_shares,
+        kernel_witness=kernel_witness,
     )
 
 
