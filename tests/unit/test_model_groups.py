@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.core.output import SamplingParams
+from engine.core.sliding_window_manager import SlidingWindowManager
 from engine.errors import InvalidInput
 from engine.models import kv_cache_groups_of, load_tokenizer, sliding_window_of
 from engine.models.layer_groups import layer_types
 from engine.models.tiny_tokenizer import TINY_SWA_DIR
-from engine.session import RequestSpec, Session, SessionConfig
+from engine.session import InterpretedLayers, RequestSpec, Session, SessionConfig
 from engine.trace.events import AttentionComputed, KVWritten, RowUpdated, SlotsMapped
 from engine.trace.frame import Frame, Trace
 
@@ -106,7 +108,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- the same run without the model
 
 
-def real_run(**settings: Any) -> Session:
+def real_run(layers: InterpretedLayers = (), **settings: Any) -> Session:
     tokenizer = load_tokenizer("tiny-swa")
     speech = "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty"
     requests = (
@@ -115,7 +117,7 @@ def real_run(**settings: Any) -> Session:
         RequestSpec("C", tuple(tokenizer.encode(speech)), SamplingParams(max_tokens=6), arrival_step=12),
     )
     config = SessionConfig(num_blocks=40, block_size=4, max_num_batched_tokens=12, **settings)
-    return Session(config, requests, vocabulary=tokenizer.token_text, model_name="tiny-swa", interpreted_layers=())
+    return Session(config, requests, vocabulary=tokenizer.token_text, model_name="tiny-swa", interpreted_layers=layers)
 
 
 def told_what_to_say(session: Session, trace: Trace) -> Trace:
@@ -215,3 +217,21 @@ def test_attention_shares_name_the_group_of_their_layer() -> None:
         assert sum(shares) == pytest.approx(1, abs=1e-6)
         table = frames[-1].requests[0].block_ids[group_id]
         assert [share == 0 for share in shares] == [block_id == 0 for block_id in table]
+
+
+def test_no_kernel_program_reads_what_a_window_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in the kernels themselves, in all six layers and every frame. With a window freed one block too early (the mutation) the frame that shows it is the
+    last one, and says which request's program read which block."""
+    session = real_run("all", kernel_witness=True)
+    trace = session.run_to_end()
+    assert session.error is None
+    witnessed = [f.event.witness for f in trace.frames if isinstance(f.event, AttentionComputed)]
+    assert len(witnessed) > 20
+    assert all(witnessed)
+
+    true = SlidingWindowManager.get_num_skipped_tokens
+    monkeypatch.setattr(SlidingWindowManager, "get_num_skipped_tokens", lambda self, computed: true(self, computed) + (4 if computed > 12 else 0))
+    broken = real_run("all", kernel_witness=True)
+    broken.run_to_end()
+    said = r"“a kernel program reads only its own request's blocks”: program 0, lane 0 of paged_attention in layers 0, 3 read keys of block 10 for A"
+    assert re.search(said, str(broken.error))
