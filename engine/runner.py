@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from engine.bookkeeping import BookkeepingRunner, ContextParallelism
+from engine.core.kv_cache_spec import FullAttentionSpec
 from engine.errors import EngineError, InvalidInput
+from engine.model_groups import layer_groups_of
 from engine.paper.config import PaperConfig
 from engine.paper.step import IterationRunner
 from engine.paper_bookkeeping import PaperBookkeepingRunner
-from engine.session_base import NO_MODEL, InterpretedLayers
+from engine.session_base import DEFAULT_MAX_MODEL_LEN, NO_MODEL, InterpretedLayers
 from engine.session_config import SessionConfig
 from engine.trace.events import Emit
 from engine.trace.witness import is_wanted
@@ -134,10 +136,14 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
     """For vLLM V1's engine: `engine.worker.model_runner.ModelRunner` or `engine.bookkeeping.BookkeepingRunner`."""
 
     def _check_config(self, config: SessionConfig) -> None:
-        if not config.plain_full_attention:
+        if not config.plain_full_attention or (config.kv_cache_groups and config.model_groups):
             raise InvalidInput(
                 f"the KV-cache groups of {self.model['name']} come from its layers; leave kv_cache_groups and ranks out, or set the model to “{NO_MODEL}”"
             )
+        if config.model_groups:
+            from engine.models import sliding_window_of
+
+            self.model["sliding_window"] = sliding_window_of(self.model["name"])
 
     def make(self, emit: Emit) -> Runner:
         """Load the model (once per process) and build its runner. Mutates `model` and `backend`: the facts known only now are added.
@@ -149,18 +155,23 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
         from engine.worker.model_runner import ModelRunner
 
         config = self._config
-        block_size = config.group_specs()[0].kv_cache_spec.block_size
-        loaded = self._load((config.num_blocks - 1) * block_size, config.max_model_len)
+        groups = config.group_specs()
+        specs = [group.kv_cache_spec for group in groups]
+        # Groups of windows alone let go of old blocks, so that the pool does not bound a request's length.
+        bounded = any(isinstance(spec, FullAttentionSpec) for spec in specs)
+        loaded = self._load((config.num_blocks - 1) * specs[0].block_size if bounded else DEFAULT_MAX_MODEL_LEN, config.max_model_len)
         return ModelRunner(
             loaded.model,
             num_blocks=config.num_blocks,
-            block_sizes=(block_size,),
+            block_sizes=tuple(spec.block_size for spec in specs),
             max_num_seqs=config.max_num_seqs,
             max_model_len=loaded.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
             kernel_settings=loaded.settings,
             emit=emit,
             device=loaded.device,
+            layer_groups=layer_groups_of(groups) if config.model_groups else None,
+            sliding_windows=[spec.event_sliding_window for spec in specs],
             attention_shares=config.attention_shares,
             kernel_witness=is_wanted(config.kernel_witness, config.num_blocks),
         )

@@ -20,6 +20,7 @@ from engine.core.scheduler import Scheduler, SchedulerConfig
 from engine.core.single_type_kv_cache_manager import ids_of
 from engine.errors import EngineError, InvalidInput
 from engine.group_config import GroupConfig as GroupConfig
+from engine.model_groups import with_groups_of_model
 from engine.session_base import DEFAULT_MAX_MODEL_LEN, SessionBase, token_ids_of
 from engine.session_base import NO_MODEL as NO_MODEL
 from engine.session_base import InterpretedLayers as InterpretedLayers
@@ -71,6 +72,7 @@ class Session(SessionBase[SessionConfig]):
             "requests": requests, "actions": actions, "vocabulary": vocabulary, "model_name": model_name,
             "backend": backend, "interpreted_layers": interpreted_layers, "scenario": scenario,
         }  # fmt: skip
+        config = with_groups_of_model(config, model_name)
         super().__init__(config, inputs, vocabulary)
         self._requests: dict[str, Request] = {}
         self._pins: dict[int, tuple[str, ...]] = {}

@@ -48,7 +48,8 @@ class SessionConfig:
     """The engine's settings, with vLLM's names. Sizes in blocks and tokens.
 
     `free_queue_order`: the pool is prepared so that these ids are popped first, in this order (rule S24). `max_model_len` None: the session's default.
-    `kv_cache_groups`: without any there is one full-attention group of `block_size`. `hash_block_size` and `scheduler_block_size` None: by rule R2.6, with
+    `kv_cache_groups`: without any there is one full-attention group of `block_size`, or those that a model's layers ask for: `model_groups`, which the session
+    fills in. `sliding_window` replaces the window of the model, in tokens. `hash_block_size` and `scheduler_block_size` None: by rule R2.6, with
     `prefix_match_unit`. `dcp_rank`: the rank whose memory the frames show, when the tokens of a block are spread over `decode_context_parallel_size` ranks.
     `kernel_witness`: each step says what every kernel program read and wrote, in the layers that run on kernels; None: in small pools.
     """
@@ -69,6 +70,8 @@ class SessionConfig:
     seed: int = 0
     max_frames: int = 20_000
     kv_cache_groups: tuple[GroupConfig, ...] = ()
+    sliding_window: int | None = None
+    model_groups: tuple[GroupConfig, ...] = ()
     hash_block_size: int | None = None
     scheduler_block_size: int | None = None
     prefix_match_unit: int | None = None
@@ -102,8 +105,8 @@ class SessionConfig:
         self.block_sizes()
 
     def group_specs(self) -> list[KVCacheGroupSpec]:
-        """The groups as the core takes them, one full-attention group when none is named."""
-        return group_specs(self.kv_cache_groups, self.block_size)
+        """The groups as the core takes them: those that are named, or the model's, or one full-attention group."""
+        return group_specs(self.kv_cache_groups or self.model_groups, self.block_size)
 
     def block_sizes(self) -> tuple[int, int]:
         """scheduler_block_size and hash_block_size: as set, else by rule R2.6."""
@@ -124,8 +127,10 @@ class SessionConfig:
     def described(self) -> Mapping[str, Any]:
         """All settings as plain data for a trace's header, with the groups and the two block sizes as they turn out."""
         scheduler_block_size, hash_block_size = self.block_sizes()
+        settings = asdict(self)
+        del settings["model_groups"]  # they are the groups
         return {
-            **asdict(self),
+            **settings,
             "free_queue_order": list(self.free_queue_order),
             "kv_cache_groups": [describe(group) for group in self.group_specs()],
             "scheduler_block_size": scheduler_block_size,

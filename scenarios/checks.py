@@ -10,6 +10,7 @@ from engine.trace import events
 from engine.trace.events import CauseKind
 from scenarios.group_checks import check_groups
 from scenarios.messages import did_you_mean
+from scenarios.model_groups import num_groups
 from scenarios.paper_checks import PAPER_STATUSES, check_engine, name_problem, paper_facts, several_sequences
 from scenarios.problems import Path, Problem
 from scenarios.schema import POINT_KINDS, SELECTOR_KINDS, Expectation, Scenario, Selector
@@ -113,9 +114,9 @@ def _selector(scenario: Scenario, path: Path, at: Selector) -> Iterator[tuple[Pa
         yield path, f"“{at.kind}” is a single frame; leave request, nth and step out"
     if at.request is not None:
         yield from _request_id(scenario, (*path, "request"), at.request, "either")
-    num_groups = len(scenario.config.kv_cache_groups) or 1
-    if at.group is not None and at.group >= num_groups:
-        yield (*path, "group"), f"there is no group {at.group}; {'the only group is 0' if num_groups == 1 else f'the groups are 0 to {num_groups - 1}'}"
+    count = num_groups(scenario) if at.group is not None else 0
+    if at.group is not None and at.group >= count:
+        yield (*path, "group"), f"there is no group {at.group}; {'the only group is 0' if count == 1 else f'the groups are 0 to {count - 1}'}"
 
 
 def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> Iterator[tuple[Path, str]]:
@@ -151,17 +152,17 @@ def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> It
 
 
 def _block_tables(scenario: Scenario, path: Path, expectation: Expectation) -> Iterator[tuple[Path, str]]:
-    num_groups = len(scenario.config.kv_cache_groups) or 1
+    count = num_groups(scenario) if expectation.block_table else 1
     for request_id, table in (expectation.block_table or {}).items():
         here: Path = (*path, "block_table", request_id)
         nested = bool(table) and isinstance(table[0], list)
         if expectation.at.group is not None and nested:
             yield here, f"“at” names group {expectation.at.group}, so this is one list, as in [1, 2]; write that group's table alone, or leave the group out"
-        elif expectation.at.group is None and nested != (num_groups > 1):
-            shape = "[1, 2]" if num_groups == 1 else str([[n] for n in range(1, num_groups + 1)])
-            yield here, f"there {'is 1 group' if num_groups == 1 else f'are {num_groups} groups'}; write the table as in {shape}"
-        elif nested and len(table) != num_groups:
-            yield here, f"there are {num_groups} groups, but {len(table)} lists; write one list per group, [] for an empty table"
+        elif expectation.at.group is None and nested != (count > 1):
+            shape = "[1, 2]" if count == 1 else str([[n] for n in range(1, count + 1)])
+            yield here, f"there {'is 1 group' if count == 1 else f'are {count} groups'}; write the table as in {shape}"
+        elif nested and len(table) != count:
+            yield here, f"there are {count} groups, but {len(table)} lists; write one list per group, [] for an empty table"
         yield from _block_ids(scenario, here, [b for row in table for b in (row if isinstance(row, list) else [row])])
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from engine.group_config import group_problems
+from engine.group_config import GroupConfig, group_problems
+from scenarios.model_groups import groups_on, has_windows
 from scenarios.problems import Path
-from scenarios.schema import Config, Scenario
+from scenarios.schema import Config, Group, Scenario
 
 _ATTENTION = ("full", "mla", "sliding_window", "chunked_local", "rswa")
 
@@ -20,19 +21,24 @@ def check_groups(scenario: Scenario) -> Iterator[tuple[Path, str]]:
             wrong = True
             yield ("config", "kv_cache_groups", index, *([name] if getattr(group, name) is not None else [])), message
     if not wrong:
-        yield from _sizes(config)
+        yield from _sizes(config, config.kv_cache_groups or groups_on(scenario, scenario.model))
     yield from _ranks(config)
+    window = config.sliding_window
     if scenario.model == "none":
+        if window is not None:
+            yield ("config", "sliding_window"), "without a model there is no window to replace; name a group with this window in “kv_cache_groups”"
         return
+    if window is not None and not has_windows(scenario.model):
+        yield ("config", "sliding_window"), f"every layer of {scenario.model} sees all tokens; leave this out, or take the model tiny-swa"
     if config.kv_cache_groups:
         yield ("config", "kv_cache_groups"), f"the groups of {scenario.model} come from its layers; leave this out, or set “model” to none"
     if config.decode_context_parallel_size > 1:
         yield ("config", "decode_context_parallel_size"), "a model runs on one rank here; leave this out, or set “model” to none"
 
 
-def _sizes(config: Config) -> Iterator[tuple[Path, str]]:
+def _sizes(config: Config, named: Sequence[Group | GroupConfig]) -> Iterator[tuple[Path, str]]:
     ranks = config.decode_context_parallel_size
-    groups = [(g.type, g.block_size or config.block_size) for g in config.kv_cache_groups] or [("full", config.block_size)]
+    groups = [(g.type, g.block_size or config.block_size) for g in named] or [("full", config.block_size)]
     sizes = [size * (ranks if kind in _ATTENTION else 1) for kind, size in groups]
     for name in ("hash_block_size", "prefix_match_unit"):
         unit = getattr(config, name)

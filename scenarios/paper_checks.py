@@ -15,7 +15,7 @@ PAPER_STATUSES = tuple(status.name for status in SequenceStatus)
 _V1_CONFIG = (
     *("enable_prefix_caching", "prefix_caching_hash_algo", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "policy", "kv_cache_groups"),
     *("hash_block_size", "scheduler_block_size", "prefix_match_unit", "retention_interval", "use_eagle", "async_scheduling", "compat"),
-    *("decode_context_parallel_size", "dcp_rank", "cp_kv_cache_interleave_size"),
+    *("decode_context_parallel_size", "dcp_rank", "cp_kv_cache_interleave_size", "sliding_window"),
 )
 _V1_REQUEST = ("cache_salt", "lora_name", "lora_int_id", "mm_features", "priority")
 _V1_ACTIONS = ("reset_prefix_cache", "evict_blocks")
@@ -44,6 +44,7 @@ def check_engine(scenario: Scenario) -> _Found:
     yield from _only("vLLM V1", "v1", scenario, _V1_CONFIG, _V1_REQUEST, _V1_ACTIONS, _V1_FACTS)
     yield from _prefixes(scenario)
     yield from _names(scenario)
+    yield from _aborts(scenario)
     for index, request in enumerate(scenario.requests):
         path: Path = ("requests", index)
         yield from _group(scenario, path, request)
@@ -96,6 +97,20 @@ def _prefixes(scenario: Scenario) -> _Found:
         if request.prefix is not None and request.prefix not in ids:
             hint = did_you_mean(request.prefix, ids) if ids else "describe it under “prefixes”"
             yield ("requests", index, "prefix"), f"there is no prefix “{request.prefix}”; {hint}"
+
+
+def _aborts(scenario: Scenario) -> _Found:
+    """A prefix stays for ever, and nobody is aborted before he is there."""
+    arrivals = {request.id: request.arrives_at_step for request in scenario.requests}
+    prefixes = [prefix.id for prefix in scenario.prefixes]
+    for index, action in enumerate(scenario.actions):
+        if action.do != "abort" or action.request is None:
+            continue
+        if action.request in prefixes and action.request not in arrivals:
+            yield ("actions", index, "request"), f"{action.request} is a prefix, which its provider keeps; abort a request that begins with it"
+        arrival = arrivals.get(action.request, 1)
+        if action.at_step < arrival:
+            yield ("actions", index, "at_step"), f"this is {action.at_step}, but {action.request} arrives at step {arrival}; give {arrival} or more"
 
 
 def _names(scenario: Scenario) -> _Found:

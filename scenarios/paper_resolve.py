@@ -95,7 +95,12 @@ class _Resolver:
             forced_beams=beams,
             prefix_id=part.prefix,
         )
-        self.found += self._fits_in_step(part, path, len(own), "prompt") or self._length(part, path, spec) or self._pool_holds(part, path, spec, len(prefix))
+        self.found += (
+            _stopped_beams(path, spec)
+            or self._fits_in_step(part, path, len(own), "prompt")
+            or self._length(part, path, spec)
+            or self._pool_holds(part, path, spec, len(prefix))
+        )
         return spec
 
     # ------------------------------------------------------------------ dictated outputs
@@ -188,6 +193,25 @@ class _Resolver:
         if not kept:
             return f"the pool has {_count(num_blocks)}"
         return f"the pool has {_count(num_blocks - kept)} besides the {kept} that prefixes keep"
+
+
+def _stopped_beams(path: Path, spec: PaperRequestSpec) -> Found:
+    """Survivors that no longer have a parent, because it said a stop token, and the same token twice under two names."""
+    num_living = 1
+    for index, survivors in enumerate(spec.forced_beams):
+        place: Path = (*path, "force_beams", index)
+        if not num_living:
+            return [(place, "all beams have ended with a stop token, so nothing can follow; leave this selection out, or set ignore_eos")]
+        for rank, (parent, token_id) in enumerate(survivors):
+            if parent >= num_living:
+                living = "only 1 beam goes" if num_living == 1 else f"only {num_living} beams go"
+                return [
+                    ((*place, rank, "parent"), f"there is no living beam {parent}: {living} on, the others ended with a stop token; count those that go on")
+                ]
+            if (parent, token_id) in survivors[:rank]:
+                return [((*place, rank), "the same token after the same parent is named twice; a beam can go on with it only once")]
+        num_living = sum(token_id not in spec.stop_token_ids for _, token_id in survivors)
+    return []
 
 
 def _count(number: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from engine.core.block_hash import MultiModalFeature
 from engine.core.kv_cache_spec import FullAttentionSpec, RSWASpec
 from engine.core.output import SamplingParams
+from engine.model_groups import with_groups_of_model
 from engine.models import Tokenizer
 from engine.session import ActionSpec, GroupConfig, RequestSpec, SessionConfig
 from scenarios.messages import shown
@@ -41,6 +42,7 @@ def session_config(scenario: Scenario, num_positions: int | None) -> SessionConf
         seed=config.seed,
         max_frames=min(MAX_FRAMES, MAX_BLOCK_STATES // config.num_blocks),
         kv_cache_groups=group_configs(config),
+        sliding_window=config.sliding_window,
         hash_block_size=config.hash_block_size,
         scheduler_block_size=config.scheduler_block_size,
         prefix_match_unit=config.prefix_match_unit,
@@ -178,7 +180,7 @@ def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tok
     if limit is not None and num_prompt_tokens >= limit:
         message = f"the prompt has {num_prompt_tokens} tokens, but with max_model_len {limit} at most {limit - 1} can be followed by an output"
         return [((*path, field), f"{message}; shorten it or raise max_model_len")]
-    found = _blocks(scenario, path, field, num_prompt_tokens, "a prompt of {tokens} tokens needs")
+    found = _blocks(scenario, model, path, field, num_prompt_tokens, "a prompt of {tokens} tokens needs")
     if found:
         return found
     num_tokens = num_prompt_tokens + request.output_limit
@@ -187,15 +189,15 @@ def _length(scenario: Scenario, request: RequestPart, path: Path, num_prompt_tok
         return [((*path, field), f"{message}; shorten the prompt or lower max_tokens")]
     num_tokens = num_tokens if limit is None else min(num_tokens, limit)
     what = f"{num_prompt_tokens} prompt tokens and {request.output_limit} outputs need"
-    return _blocks(scenario, path, "max_tokens" if request.max_tokens is not None else None, num_tokens, what)
+    return _blocks(scenario, model, path, "max_tokens" if request.max_tokens is not None else None, num_tokens, what)
 
 
-def _blocks(scenario: Scenario, path: Path, field: str | None, num_tokens: int, what: str) -> Found:
+def _blocks(scenario: Scenario, model: str, path: Path, field: str | None, num_tokens: int, what: str) -> Found:
     """What there is to say when `num_tokens` tokens of one request cannot lie in the pool at the same time. Groups that let blocks go while they grow
     are left to the engine."""
     config = scenario.config
     usable = config.num_blocks - 1
-    specs = [group.kv_cache_spec for group in session_config(scenario, None).group_specs()]
+    specs = [group.kv_cache_spec for group in with_groups_of_model(session_config(scenario, None), model).group_specs()]
     staying = [spec for spec in specs if isinstance(spec, FullAttentionSpec) and not isinstance(spec, RSWASpec)]
     sizes = [spec.block_size * config.decode_context_parallel_size for spec in staying]
     needed = sum(-(-num_tokens // size) for size in sizes)

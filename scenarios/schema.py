@@ -110,7 +110,12 @@ class Config(_Part):
     policy: Literal["fcfs", "priority"] = "fcfs"
     free_queue_order: list[int] = Field([], description="blocks that are handed out first, in this order")
     seed: int = Field(0, ge=0)
-    kv_cache_groups: list[Group] = Field([], max_length=16, description="default: one full-attention group; only without a model")
+    kv_cache_groups: list[Group] = Field(
+        [], max_length=16, description="default: those of the model's layers, without a model one full-attention group; only without a model"
+    )
+    sliding_window: int | None = Field(
+        None, ge=1, le=1_000_000, description="replaces the window of a model's sliding-window layers, in tokens; with another than its own its text may suffer"
+    )
     hash_block_size: int | None = Field(None, ge=1, le=65536, description="tokens per prefix hash; default: by vLLM's rule")
     scheduler_block_size: int | None = Field(None, ge=1, le=65536, description="tokens on which hits of several groups end; default: by vLLM's rule")
     prefix_match_unit: int | None = Field(None, ge=1, le=65536, description="finer hashes than the groups' blocks ask for")
@@ -295,7 +300,7 @@ class Scenario(_Part):
     goal: Sentence = Field(description="one sentence: what somebody knows after watching it")
     engine: Literal["v1", "paper"] = Field("v1", description="vLLM V1's block manager, or that of the 2023 paper")
     model: str = Field("tiny", min_length=1, description="a model's name, or “none” to run the memory manager alone")
-    pair: str | None = Field(None, pattern=ID_PATTERN, description="the scene that shows the same with the other engine")
+    pair: str | None = Field(None, pattern=ID_PATTERN, description="the scene about the same with the other engine; its requests may be others")
     config: Config
     prefixes: list[PrefixPart] = Field([], max_length=16, description="prefixes that the provider keeps; only with the engine “paper”")
     requests: list[RequestPart] = Field(min_length=1, max_length=MAX_REQUESTS)

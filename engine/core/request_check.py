@@ -63,18 +63,20 @@ def check_request(request: Request, config: SchedulerConfig, manager: KVCacheMan
             f"request {request_id!r} has a prompt of {num_prompt} tokens, but with max_model_len {config.max_model_len} at most "
             f"{config.max_model_len - 1} can be followed by an output: shorten the prompt or raise max_model_len"
         )
+    num_groups = len(manager.kv_cache_config.kv_cache_groups)
+    where = f" in {num_groups} groups" if num_groups > 1 else ""
     num_usable = num_usable_blocks(manager)
     num_needed = num_blocks_for_prompt(num_prompt, config, manager, num_usable)
     if num_needed > num_usable:
         raise InvalidInput(
-            f"request {request_id!r} needs {num_needed} blocks for its prompt of {num_prompt} tokens, but the pool has {num_usable} usable blocks: "
+            f"request {request_id!r} needs {num_needed} blocks{where} for its prompt of {num_prompt} tokens, but the pool has {num_usable} usable blocks: "
             "shorten the prompt or raise num_blocks"
         )
     num_tokens = min(num_prompt + request.max_tokens, config.max_model_len)
     num_needed = num_blocks_for_outputs(num_prompt, num_tokens - 1, config, manager, num_usable)
     if num_needed > num_usable:
         raise InvalidInput(
-            f"request {request_id!r} needs {num_needed} blocks for {num_prompt} prompt tokens and max_tokens {request.max_tokens}, but the pool has "
+            f"request {request_id!r} needs {num_needed} blocks{where} for {num_prompt} prompt tokens and max_tokens {request.max_tokens}, but the pool has "
             f"{num_usable} usable blocks: lower max_tokens or raise num_blocks"
         )
     if not config.enable_chunked_prefill and num_prompt > config.max_num_batched_tokens:

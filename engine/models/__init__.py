@@ -7,7 +7,20 @@ environment variable is set, else in the user's cache folder (~/.cache/pagewalk 
 from __future__ import annotations
 
 from engine.models.catalog import ModelInfo, cache_dir, list_models
+from engine.models.layer_groups import kv_cache_groups_of, sliding_window_of
 from engine.models.loader import LoadedModel, load_model, load_tokenizer, max_model_len_of, num_layers_of
 from engine.models.tokenizer import Tokenizer
 
-__all__ = ["LoadedModel", "ModelInfo", "Tokenizer", "cache_dir", "list_models", "load_model", "load_tokenizer", "max_model_len_of", "num_layers_of"]
+__all__ = [
+    "LoadedModel",
+    "ModelInfo",
+    "Tokenizer",
+    "cache_dir",
+    "kv_cache_groups_of",
+    "list_models",
+    "load_model",
+    "load_tokenizer",
+    "max_model_len_of",
+    "num_layers_of",
+    "sliding_window_of",
+]

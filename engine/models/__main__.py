@@ -1,4 +1,5 @@
-"""`python -m engine.models list [--json] | pull NAME | card NAME | train tiny [--out FOLDER] [--steps N]`. Exit code 0: done; 2: one sentence says why not."""
+"""`python -m engine.models list [--json] | pull NAME | card NAME | train tiny|tiny-swa [--out FOLDER] [--steps N]`. Exit code 0: done; 2: one sentence says
+why not."""
 
 from __future__ import annotations
 
@@ -10,9 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.errors import InvalidInput, PagewalkError
-from engine.models.catalog import SMOLLM2, TINY, list_models, resolve
+from engine.models.catalog import EMBEDDED, SMOLLM2, TINY, TINY_SWA, list_models, resolve
 from engine.models.download import Progress
-from engine.models.tiny_tokenizer import TINY_DIR
 
 SMOLLM2_CARD = """smollm2-135m: SmolLM2-135M-Instruct
 A language model of 135 million parameters by Hugging Face's SmolLM team: 30 layers of full attention, 9 query heads sharing 3 key/value heads,
@@ -60,7 +60,7 @@ def show_card(name: str) -> None:
     if name == SMOLLM2:
         print(SMOLLM2_CARD, end="")
         return
-    folder = TINY_DIR if name == TINY else resolve(name)[1]
+    folder = EMBEDDED.get(name) or resolve(name)[1]
     card = folder / "README.md"
     if not card.is_file():
         raise InvalidInput(f"The model folder {folder} has no card (README.md).")
@@ -76,10 +76,10 @@ def build_parser() -> argparse.ArgumentParser:
     pulling = commands.add_parser("pull", help="fetch a model once; offline afterwards")
     pulling.add_argument("name", help=SMOLLM2)
     card = commands.add_parser("card", help="what a model is and what to expect of it")
-    card.add_argument("name", help=f"{TINY}, {SMOLLM2} or a folder")
-    training = commands.add_parser("train", help="train tiny from nothing (minutes)")
-    training.add_argument("name", choices=[TINY])
-    training.add_argument("--out", type=Path, default=TINY_DIR, help="folder to write, default: the one in the repository")
+    card.add_argument("name", help=f"{TINY}, {TINY_SWA}, {SMOLLM2} or a folder")
+    training = commands.add_parser("train", help="train an embedded model from nothing (minutes)")
+    training.add_argument("name", choices=[TINY, TINY_SWA])
+    training.add_argument("--out", type=Path, default=None, help="folder to write, default: the one in the repository")
     training.add_argument("--steps", type=int, default=None, help="training steps")
     return parser
 
@@ -97,12 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             pull(options.name, progress=show_progress())
         else:
-            from engine.models.train_tiny import STEPS, train
+            from engine.models.train_tiny import RECIPES, train
 
-            steps = STEPS if options.steps is None else options.steps
+            recipe = RECIPES[options.name]
+            steps = recipe.steps if options.steps is None else options.steps
             if steps < 1:
                 raise InvalidInput(f"--steps is {steps}, but training takes at least 1 step.")
-            train(options.out, steps)
+            train(recipe, options.out or recipe.folder, steps)
     except PagewalkError as error:
         print(error, file=sys.stderr)
         return 2

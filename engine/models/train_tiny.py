@@ -1,8 +1,8 @@
-"""Trains `tiny` from nothing: `python -m engine.models train tiny [--out FOLDER] [--steps N]`.
+"""Trains an embedded model from nothing: `python -m engine.models train tiny|tiny-swa [--out FOLDER] [--steps N]`.
 
-A llama-architecture model learns the passages by heart. Every training row starts at a random token of a random passage (or at its beginning),
-runs on to the passage's end, `<eos>`, and further passages in random order, so a prompt from the middle of a passage continues as well.
-Seeded and on one thread: the same machine gives the same weights again.
+A small model learns the passages by heart: `tiny` with full attention in every layer, `tiny-swa` with a window of 8 tokens in two layers of three. Every
+training row starts at a random token of a random passage (or at its beginning), runs on to the passage's end, `<eos>`, and further passages in random order,
+so a prompt from the middle of a passage continues as well. Seeded and on one thread: the same machine gives the same weights again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine.models.tiny_tokenizer import EOS, build_tokenizer, read_passages
+from engine.models.tiny_tokenizer import EOS, TINY_DIR, TINY_SWA_DIR, build_tokenizer, read_passages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SEED = 20230912
-STEPS = 400
 PEAK_LEARNING_RATE = 4e-3
 MAX_MODEL_LEN = 1024
 # (tokens per row, rows): short rows teach to start from little context, long ones that earlier passages do not disturb.
@@ -25,24 +28,64 @@ ROW_SHAPES = ((32, 64), (64, 32), (160, 14), (400, 6))
 ROW_WEIGHTS = (2, 3, 3, 1)
 
 
-def tiny_config(vocab_size: int, eos_token_id: int) -> Any:
-    """The architecture: grouped-query attention on purpose (8 query heads share 2 key/value heads), head_dim 32, tied embeddings."""
-    from transformers import LlamaConfig
+@dataclass(frozen=True)
+class Recipe:
+    """One model to train. `folder`: where it lies in the repository; `build`: an untrained model from vocabulary size and end token; `steps`: enough for the
+    tests."""
 
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MAX_MODEL_LEN,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=eos_token_id,
-        pad_token_id=None,
+    folder: Path
+    build: Callable[[int, int], PreTrainedModel]
+    steps: int
+
+
+def build_tiny(vocab_size: int, eos_token_id: int) -> PreTrainedModel:
+    """Llama: grouped-query attention on purpose (8 query heads share 2 key/value heads), head_dim 32, tied embeddings."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=MAX_MODEL_LEN,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=eos_token_id,
+            pad_token_id=None,
+        )
     )
+
+
+def build_tiny_swa(vocab_size: int, eos_token_id: int) -> PreTrainedModel:
+    """Gemma 3's architecture: two layers with a window of 8 tokens, then one with full attention, twice; by rule R4.2 three groups of two layers."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            vocab_size=vocab_size,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=6,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=32,
+            query_pre_attn_scalar=32,
+            sliding_window=8,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            max_position_embeddings=MAX_MODEL_LEN,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=eos_token_id,
+            pad_token_id=None,
+        )
+    )
+
+
+RECIPES = {"tiny": Recipe(TINY_DIR, build_tiny, 400), "tiny-swa": Recipe(TINY_SWA_DIR, build_tiny_swa, 400)}
 
 
 def sample_row(passages: list[list[int]], eos_token_id: int, length: int, rng: random.Random) -> list[int]:
@@ -55,10 +98,10 @@ def sample_row(passages: list[list[int]], eos_token_id: int, length: int, rng: r
     return row[:length]
 
 
-def train(out: Path, steps: int = STEPS, report: Callable[[str], None] = print) -> None:
+def train(recipe: Recipe, out: Path, steps: int, report: Callable[[str], None] = print) -> None:
     """Writes a complete Hugging Face folder (config, weights in float16, tokenizer) to `out`. Takes minutes on one CPU thread."""
     import torch
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
@@ -66,7 +109,7 @@ def train(out: Path, steps: int = STEPS, report: Callable[[str], None] = print) 
     tokenizer = build_tokenizer()
     eos_token_id = tokenizer.encode(EOS).ids[0]  # the special token, the only one for this text
     passages = [tokenizer.encode(text).ids for text in read_passages().values()]
-    model: Any = LlamaForCausalLM(tiny_config(tokenizer.get_vocab_size(), eos_token_id))
+    model: Any = recipe.build(tokenizer.get_vocab_size(), eos_token_id)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = max(1, min(100, steps // 10))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps))))

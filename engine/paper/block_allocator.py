@@ -24,7 +24,7 @@ class BlockAllocator:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody refers to. vLLM's first release: get_num_free_blocks."""
+        """Blocks that nobody refers to. vLLM's first release: BlockAllocator.get_num_free_blocks."""
         return self.free_block_queue.num_free_blocks
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from math import ceil
 
 from engine.core.kv_cache_block import KVCacheBlock
 from engine.errors import EngineError
@@ -34,9 +33,9 @@ class BlockSpaceManager:
     """The two pools and the block table of every sequence.
 
     `block_tables`: sequence id -> its blocks in logical order; of a swapped sequence its blocks of the CPU pool, which are all but the full blocks of a
-    provider's prefix: those stay on the GPU whatever happens, so they are let go and referred to again. `watermark`: share of the pool that an admission leaves
-    free. vLLM's first release: BlockSpaceManager; here: sequences of a recomputed group share blocks again, copies are counted exactly, and each change is
-    told.
+    provider's prefix: those stay on the GPU whatever happens, so they are let go and referred to again. `watermark`: share of the pool, in
+    whole blocks rounded down, that an admission leaves free. vLLM's first release: BlockSpaceManager; here: sequences of a recomputed group share blocks
+    again, copies are counted exactly, and each change is told.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class BlockSpaceManager:
         self.block_size = block_size
         self.gpu_allocator = BlockAllocator(num_gpu_blocks, free_queue_order)
         self.cpu_allocator = BlockAllocator(num_cpu_blocks)
-        self.watermark_blocks = ceil(watermark * num_gpu_blocks)
+        self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.block_tables: dict[str, list[KVCacheBlock]] = {}
         self._emit = emit
 
@@ -109,7 +108,8 @@ class BlockSpaceManager:
         return num_new + sum(min(writers, block.ref_cnt - 1) for block, writers in num_writers.items())
 
     def can_append_slots(self, group: SequenceGroup) -> bool:
-        """Whether the next token of every living sequence of the group can have its slot. Changes nothing. vLLM's first release: can_append_slot."""
+        """Whether the next token of every living sequence of the group can have its slot. Changes nothing. vLLM's first release:
+        BlockSpaceManager.can_append_slot; it reckons otherwise, see num_blocks_to_append."""
         return self.gpu_allocator.num_free_blocks >= self.num_blocks_to_append(group.living)
 
     def append_slot(self, sequence: Sequence) -> tuple[int, int] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engine.errors import InvalidInput
 
@@ -39,12 +40,14 @@ class PaperConfig:
     max_frames: int = 20_000
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for a size below 1, a negative swap space, or an impossible free queue order."""
+        """Raises InvalidInput for a size below 1, a negative swap space, an unknown way to preempt, or an impossible free queue order."""
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_frames"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} is {getattr(self, name)}, but it must be at least 1")
         if self.num_cpu_blocks < 0:
             raise InvalidInput(f"num_cpu_blocks is {self.num_cpu_blocks}, but a swap space has 0 blocks or more")
+        if self.preemption_mode not in get_args(PreemptionMode):
+            raise InvalidInput(f"preemption_mode is {self.preemption_mode!r}, but it is one of {', '.join(get_args(PreemptionMode))}")
         if not 0 <= self.watermark < 1:
             raise InvalidInput(f"watermark is {self.watermark}, but it is a share of the pool: at least 0 and below 1")
         order = self.free_queue_order
@@ -95,6 +98,10 @@ class PaperRequestSpec:
             raise InvalidInput(f"request {self.request_id}: beam search takes the most probable candidates and draws nothing; leave temperature out")
         if self.beam_width is not None and self.n > self.beam_width:
             raise InvalidInput(f"request {self.request_id}: n is {self.n}, but a beam search of width {self.beam_width} cannot return more than that")
+        if not 0 <= self.temperature < math.inf:
+            raise InvalidInput(f"request {self.request_id}: temperature is {self.temperature}, but it must be a number from 0 on")
+        if not math.isfinite(self.length_penalty):
+            raise InvalidInput(f"request {self.request_id}: length_penalty is {self.length_penalty}, but it must be a number")
         if self.max_tokens < 1 and not self.is_prefix:
             raise InvalidInput(f"request {self.request_id}: max_tokens is {self.max_tokens}, but a request must produce at least 1 token")
         if len(self.forced_token_ids) > self.n or (self.forced_token_ids and self.beam_width is not None):

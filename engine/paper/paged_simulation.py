@@ -16,7 +16,8 @@ class PagedSimulation:
     An iteration, as in the paper's section 4.5 and vLLM's first release: running requests get a block where they need one, in order of arrival; where none is
     left, the latest running request loses all its blocks and goes back to the head of the queue. Only if nobody was preempted are waiting requests admitted, in
     order, while their prompt (after a preemption with what they had generated) and one more token fit and `watermark_blocks` stay free; with nobody running the
-    watermark does not count. Everything is computed anew in one iteration when a request comes back.
+    watermark does not count. Everything is computed anew in one iteration when a request comes back. The release reckoned more roughly, a block for every
+    running request, held to the watermark always, and gave a token its slot one iteration later.
     """
 
     def __init__(
@@ -82,20 +83,36 @@ class PagedSimulation:
     def _grow(self, now: int) -> bool:
         """Give every running request the block that it needs in iteration `now`; says whether somebody was preempted for it."""
         preempted = False
+        size, requests, tables, boundary, freed = self._block_size, self._requests, self._tables, self._boundary, self._freed
+        later: list[int] = []  # whose new block is not the last one: they need the next one all at the same time
         for index in sorted(self._boundaries.pop(now, ())):
-            if self._boundary[index] != now:
+            if boundary[index] != now:
                 continue
             while self._blocks_in_use == self._num_blocks:
                 latest = self._latest.pop()
-                if latest in self._tables:
+                if latest in tables:
                     self._preempt(latest, now)
                     preempted = True
                     if latest == index:
                         break
-            if index in self._tables:
-                table = self._tables[index]
-                table += self._take(1)
-                self._plan(index, len(table))
+            if index not in tables:
+                continue
+            table, request = tables[index], requests[index]
+            if freed:
+                table.append(freed.pop())
+            else:
+                table.append(self._num_fresh)
+                self._num_fresh += 1
+            self._blocks_in_use += 1
+            beyond = len(table) * size - request.prompt_len - request.output_len
+            if beyond < 0:
+                boundary[index] = now + size
+                later.append(index)
+            else:
+                boundary[index] = -1
+                self._internal += beyond
+        if later:
+            self._event(self._boundaries, now + size, later)
         return preempted
 
     def _admit(self, now: int, arrived: int) -> None:
@@ -116,7 +133,7 @@ class PagedSimulation:
             self._since[index] = since = now - generated - 1
             self._tokens += request.prompt_len - since
             self._latest.append(index)
-            self._event(self._ends, since + request.output_len + 1, index)
+            self._event(self._ends, since + request.output_len + 1, [index])
             self._plan(index, needed)
 
     def _take(self, count: int) -> list[int]:
@@ -137,12 +154,12 @@ class PagedSimulation:
             self._boundary[index] = -1
         else:
             self._boundary[index] = boundary = beyond + 1 + self._since[index]
-            self._event(self._boundaries, boundary, index)
+            self._event(self._boundaries, boundary, [index])
 
-    def _event(self, calendar: dict[int, list[int]], time: int, index: int) -> None:
+    def _event(self, calendar: dict[int, list[int]], time: int, indices: list[int]) -> None:
         if time not in self._boundaries and time not in self._ends:
             heapq.heappush(self._events, time)
-        calendar.setdefault(time, []).append(index)
+        calendar.setdefault(time, []).extend(indices)
 
     def _leave(self, index: int) -> None:
         """Take all blocks from a running request."""

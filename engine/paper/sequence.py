@@ -125,7 +125,7 @@ class SequenceGroup:
 
     @property
     def max_num_running_seqs(self) -> int:
-        """How many sequences it can have at one time from now on. vLLM's first release: SequenceGroup.get_max_num_running_seqs."""
+        """How many sequences it can have at one time from now on. vLLM 0.1.7: SequenceGroup.get_max_num_running_seqs."""
         if self.spec.beam_width is not None:
             return self.spec.beam_width
         return len(self.living) if self.is_forked else self.spec.n

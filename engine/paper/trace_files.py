@@ -17,6 +17,9 @@ from engine.paper.workload import Workload, WorkloadRequest
 
 MAX_FILE_BYTES = 50_000_000
 MAX_REQUESTS = 200_000
+MAX_LINES = 1_000_000
+"""So many lines with so few requests hold nothing worth reading; without a bound, 50 MB of empty lines would keep a reader waiting for a minute."""
+
 MAX_TOKENS = 10_000_000
 """A longer prompt or output is taken for a mistake."""
 
@@ -38,6 +41,7 @@ _FORMATS = (
     _Format("lengths of requests", "prompt_len", "output_len", "arrival"),
 )
 _EXPECTED = "ContextTokens and GeneratedTokens (Azure), input_length and output_length (Mooncake), or prompt_len and output_len"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 
 
@@ -47,15 +51,14 @@ def read_trace(data: bytes, name: str, progress: Callable[[float], None] | None 
     Accepted: CSV with a header line (columns TIMESTAMP, ContextTokens, GeneratedTokens as in Azure's traces; or prompt_len, output_len and if wanted
     arrival, in seconds), and JSON with one object per line (timestamp in milliseconds, input_length, output_length as in Mooncake's traces; or the plain
     names). Other columns are ignored. Arrivals of the result are in seconds from the first one; without any, all requests arrive at once, in iterations.
-    At most 50 MB and 200,000 requests, each with 1 to 10,000,000 prompt and output tokens. Raises InvalidInput, always with the line.
+    At most 50 MB, 1,000,000 lines and 200,000 requests, each with 1 to 10,000,000 prompt and output tokens. Raises InvalidInput, always with the line.
     """
-    if not data.strip():
+    if not data.removeprefix(_BYTE_ORDER_MARK).strip():
         raise InvalidInput(f"{name}: the file is empty, but a trace has at least one request: bring one with {_EXPECTED}")
     if len(data) > MAX_FILE_BYTES:
         line = data.count(b"\n", 0, MAX_FILE_BYTES) + 1
-        raise InvalidInput(
-            f"{name}:{line}: the file has {len(data) / 1e6:.0f} MB, but at most {MAX_FILE_BYTES / 1e6:.0f} MB are read: cut it before line {line}"
-        )
+        mend = f"cut it before line {line}" if line > 1 else "its first line alone is longer, so it is no trace"
+        raise InvalidInput(f"{name}:{line}: the file has {len(data) / 1e6:.0f} MB, but at most {MAX_FILE_BYTES / 1e6:.0f} MB are read: {mend}")
     lines = _Lines(data, name, progress)
     first = next((line for line in lines if line.strip()), "").strip()
     if first.startswith("["):
@@ -88,7 +91,7 @@ class _Lines(Iterator[str]):
     def __init__(self, data: bytes, name: str, progress: Callable[[float], None] | None) -> None:
         self.name = name
         self.number = 0
-        self._stream = io.BytesIO(data.removeprefix(b"\xef\xbb\xbf"))
+        self._stream = io.BytesIO(data.removeprefix(_BYTE_ORDER_MARK))
         self._size = len(data)
         self._progress = progress
         self._told = 0.0
@@ -98,6 +101,8 @@ class _Lines(Iterator[str]):
         if not raw:
             raise StopIteration
         self.number += 1
+        if self.number > MAX_LINES:
+            raise InvalidInput(f"{self.name}:{self.number}: there are more than {MAX_LINES:,} lines: cut the file before this line, or its empty lines out")
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -168,11 +173,11 @@ def _length(value: object, field: str, place: str) -> int:
         raise InvalidInput(f"{place}: {field} is missing: give a whole number of tokens")
     text = value.strip() if isinstance(value, str) else str(value)
     shown = text if len(text) <= 30 else text[:30] + "…"
-    if isinstance(value, bool | float | list | dict) or not re.fullmatch(r"[+-]?\d{1,30}", text, re.ASCII):
+    if isinstance(value, bool | float | list | dict) or not re.fullmatch(r"[+-]?\d+", text, re.ASCII):
         raise InvalidInput(f"{place}: {field} is {shown!r}, but it must be a whole number of tokens")
-    length = int(text)
+    length = int(text) if len(text) <= 30 else -1 if text.startswith("-") else MAX_TOKENS + 1  # Python refuses to read thousands of digits
     if length < 0:
-        raise InvalidInput(f"{place}: {field} is {length}, but a length cannot be negative")
+        raise InvalidInput(f"{place}: {field} is {shown}, but a length cannot be negative")
     if length == 0:
         raise InvalidInput(f"{place}: {field} is 0, but a request has at least 1 token in and 1 out: cut this line out")
     if length > MAX_TOKENS:

@@ -193,9 +193,9 @@ class KVWritten(Event, frozen=True, kw_only=True, tag="kv_written"):
 class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_computed"):
     """paged_attention ran over the whole ragged batch. `agrees_within`: the smallest power of ten that bounds the largest difference
     between the Triton kernel and the torch reference on the compared layers (None: nothing was compared). `block_shares`: where the settings ask for it, per
-    request the share of attention that its last query gives to each logical block (mean over the heads of `shares_layer`, each row sums to 1);
-    `head_shares`: the same for each query head.
-    `witness`: what the kernels' programs were seen to do, where the settings ask for it; None also where no kernel but the torch reference ran."""
+    request the share of attention that its last query gives to each logical block (mean over the heads of `shares_layer`, each row sums to 1) and
+    `head_shares`, the same for each query head; with several groups `group_id` is that layer's. `witness`: what the kernels' programs were seen to do, where
+    the settings ask for it; None also where no kernel but the torch reference ran."""
 
     backend: str
     layers: list[int]

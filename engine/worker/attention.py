@@ -62,7 +62,8 @@ def paged_attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention signature. `query` [1, num_q_heads, num_tokens, head_dim], `key` and `value` [1, num_kv_heads, num_tokens, head_dim];
-    returns [1, num_tokens, num_q_heads, head_dim]. Writes the layer's key and value caches. Raises EngineError for what paged attention
+    returns [1, num_tokens, num_q_heads, head_dim]. Writes the layer's key and value caches. Where the layer's KV-cache group keeps blocks for
+    a window, it is that window that counts (a session may give another than the model's own). Raises EngineError for what paged attention
     cannot express (soft-capped scores, attention sinks, other shapes than the cache's) and when the model is called without a context."""
     context = forward_context
     if context is None:
@@ -73,6 +74,7 @@ def paged_attention_forward(
     layer: int = module.layer_idx  # type: ignore[assignment]
     cache = context.kv_cache
     shape = cache.layers[layer]
+    window = _window(layer, sliding_window, shape.sliding_window)
     k, v, q = key[0].transpose(0, 1), value[0].transpose(0, 1), query[0].transpose(0, 1)
     key_cache, value_cache = cache.key_caches[layer], cache.value_caches[layer]
     metadata = context.attention_metadata[shape.group_id]
@@ -88,21 +90,32 @@ def paged_attention_forward(
             f"but its KV cache stores [{shape.num_kv_heads}, {shape.head_dim}]; choose a llama-like model."
         ) from error
     scale = shape.head_dim**-0.5 if scaling is None else scaling
-    output = _attend(q, key_cache, value_cache, metadata, scale, sliding_window, backend, witness)
+    output = _attend(q, key_cache, value_cache, metadata, scale, window, backend, witness)
     if witness is not None:
-        context.launches += [LayerLaunch(layer, shape.group_id, sliding_window, launch) for launch in witness.launches]
+        context.launches += [LayerLaunch(layer, shape.group_id, window, launch) for launch in witness.launches]
     if layer in context.compared_layers:
         slots = metadata.slot_mapping
         difference = max(
-            _difference(output, _attend(q, key_cache, value_cache, metadata, scale, sliding_window, _REFERENCE)),
+            _difference(output, _attend(q, key_cache, value_cache, metadata, scale, window, _REFERENCE)),
             _difference(key_cache.flatten(0, 1)[slots], k),
             _difference(value_cache.flatten(0, 1)[slots], v),
         )
         context.max_difference = max(context.max_difference or 0.0, difference)
     if layer == context.shares_layer:
-        context.shares = attention_shares(q, key_cache, metadata, scale=scale, sliding_window=sliding_window)
+        context.shares = attention_shares(q, key_cache, metadata, scale=scale, sliding_window=window)
     context.layers_run.append(layer)
     return output.unsqueeze(0), None
+
+
+def _window(layer: int, of_model: int | None, of_group: int | None) -> int | None:
+    """The window in tokens that the layer attends to. A group without a window keeps every block, so any layer may run on it."""
+    if of_group is None:
+        return of_model
+    if of_model is None:
+        raise EngineError(
+            f"Layer {layer} attends to all tokens, but its KV-cache group keeps only the last {of_group}; the model's config.json contradicts its weights."
+        )
+    return of_group
 
 
 def _attend(
@@ -160,9 +173,9 @@ def redirect_attention(model: PreTrainedModel) -> None:
         model.set_attn_implementation(ATTENTION_NAME)
 
 
-def layer_shapes(model: PreTrainedModel, layer_groups: Sequence[int]) -> list[LayerShape]:
-    """What each layer of the model stores per token, from its config. `layer_groups`: KV-cache group of every layer."""
+def layer_shapes(model: PreTrainedModel, layer_groups: Sequence[int], sliding_windows: Sequence[int | None]) -> list[LayerShape]:
+    """What each layer of the model stores per token, from its config. `layer_groups`: KV-cache group of every layer; `sliding_windows`: per group."""
     config = model.config.get_text_config(decoder=True)
     num_kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return [LayerShape(num_kv_heads, head_dim, group_id) for group_id in layer_groups]
+    return [LayerShape(num_kv_heads, head_dim, group_id, sliding_windows[group_id]) for group_id in layer_groups]

@@ -38,12 +38,12 @@ class BatchPart:
 class BatchRunner:
     """Runs `model` (float32, eval) over a paged KV cache of `num_blocks` blocks.
 
-    `block_sizes`: tokens per block, per KV-cache group; `layer_groups`: group of every layer (default: all in group 0). `max_num_batched_tokens`: most
-    tokens of one step. `emit`: called after each change, in the order in which things happen; None records nothing. `attention_shares`: every
-    AttentionComputed also says how much attention each logical block gets, in the first compared layer, else in layer 0. `kernel_witness`: it also says what
-    every kernel program read and wrote, in the layers that run on kernels.
-    Several runners may share one model object, also from several threads; building one redirects the model's attention, so that the model no longer
-    runs outside a runner. torch's thread count is the process's business and is left alone (one thread is the steadiest on small machines).
+    `block_sizes`: tokens per block, per KV-cache group; `layer_groups`: group of every layer (default: all in group 0). `sliding_windows`: per group, the
+    tokens for which it keeps blocks (None: all, also the default). `max_num_batched_tokens`: most tokens of one step. `emit`: called after each change, in
+    the order in which things happen; None records nothing. `attention_shares`: every AttentionComputed also says how much attention each logical block gets,
+    in the first compared layer, else in layer 0. `kernel_witness`: it also says what every kernel program read and wrote, in the layers that run on kernels.
+    Several runners may share one model object, also from several threads; building one redirects the model's attention, so that the model no longer runs
+    outside a runner. torch's thread count is the process's business and is left alone (one thread is the steadiest on small machines).
 
     Raises InvalidInput for sizes that cannot be, EngineError for a model whose attention cannot be redirected.
     """
@@ -61,6 +61,7 @@ class BatchRunner:
         emit: Emit | None = None,
         device: torch.device | str = "cpu",
         layer_groups: Sequence[int] | None = None,
+        sliding_windows: Sequence[int | None] | None = None,
         attention_shares: bool = False,
         kernel_witness: bool = False,
     ) -> None:
@@ -76,6 +77,9 @@ class BatchRunner:
         num_layers = int(config.num_hidden_layers)
         self._layer_backends = kernel_settings.layer_backends(num_layers)
         self._compared_layers = kernel_settings.compared_layers(num_layers)
+        groups = [0] * num_layers if layer_groups is None else list(layer_groups)
+        if len(groups) != num_layers:
+            raise InvalidInput(f"The KV-cache groups name {len(groups)} layers, but the model has {num_layers}; name each layer once.")
         redirect_attention(model)
         self.model = model
         self.kernel_settings = kernel_settings
@@ -83,7 +87,7 @@ class BatchRunner:
         self.kv_cache = KVCache(
             num_blocks=num_blocks,
             block_sizes=block_sizes,
-            layers=layer_shapes(model, layer_groups if layer_groups is not None else [0] * num_layers),
+            layers=layer_shapes(model, groups, sliding_windows if sliding_windows is not None else [None] * len(block_sizes)),
             dtype=model.dtype,
             device=device,
         )
@@ -100,6 +104,7 @@ class BatchRunner:
         self.last_logits: dict[str, torch.Tensor] = {}
         """Per request of the last step: float32 [vocab], the logits of its last scheduled token."""
         self._shares_layer = next(iter(self._compared_layers), 0) if attention_shares else None
+        self._shares_group = self.kv_cache.layers[self._shares_layer].group_id if self._shares_layer is not None and len(block_sizes) > 1 else None
         self._wants_witness = kernel_witness and emit is not None
         self._emit_or_none = emit
         self._device = torch.device(device)
@@ -147,10 +152,10 @@ class BatchRunner:
         return logits
 
     def _copy_pages(self, pairs: Sequence[tuple[int, int]], backends: Sequence[Backend], cause: CauseKind) -> None:
-        """Copy whole pages, each layer's by its backend of `backends`, and report it with what the kernels' programs were seen to do."""
+        """Copy whole pages of each memory, by the backend that its first layer has among `backends`, and report what the kernels' programs were seen to do."""
         launches: list[LayerLaunch] = []
-        for backend in dict.fromkeys(backends):
-            layers = [layer for layer, its in enumerate(backends) if its == backend]
+        for backend in dict.fromkeys(backends[layer] for layer in self.kv_cache.one_layer_of):
+            layers = [layer for layer in self.kv_cache.one_layer_of if backends[layer] == backend]
             witness = Witness() if self._wants_witness else None
             self.kv_cache.copy_blocks(pairs, backend, layers, witness)
             for layer, launch in zip(layers, witness.launches if witness is not None else (), strict=witness is not None):
@@ -210,6 +215,7 @@ class BatchRunner:
         self._emit(
             AttentionComputed(
                 cause=Cause(CauseKind.COMPARED_WITH_REFERENCE, facts),
+                group_id=self._shares_group,
                 backend=backend,
                 layers=layers,
                 agrees_within=None if context.max_difference is None else agrees_within(context.max_difference),

@@ -35,6 +35,7 @@ class ModelRunner(BatchRunner):
         emit: Emit | None = None,
         device: torch.device | str = "cpu",
         layer_groups: Sequence[int] | None = None,
+        sliding_windows: Sequence[int | None] | None = None,
         attention_shares: bool = False,
         kernel_witness: bool = False,
     ) -> None:
@@ -49,6 +50,7 @@ class ModelRunner(BatchRunner):
             emit=emit,
             device=device,
             layer_groups=layer_groups,
+            sliding_windows=sliding_windows,
             attention_shares=attention_shares,
             kernel_witness=kernel_witness,
         )

@@ -134,7 +134,8 @@ def test_a_file_becomes_the_requests_and_a_bad_one_changes_nothing_but_says_the_
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "empty"),
+        (b"", "“bad.csv”: the file is empty"),
+        (b"\xef\xbb\xbf", "“bad.csv”: the file is empty"),
         (b"a,b\n1,2\n", "ContextTokens"),
         (b"prompt_len,output_len\n5\n", "line 2"),
         (b"prompt_len,output_len\n5,caf\xe9\n", "UTF-8"),

@@ -46,6 +46,7 @@ def test_every_scene_opens_and_its_first_frames_need_no_model(scene: str) -> Non
 @pytest.mark.parametrize(
     ("address", "choices"),
     [
+        ({"screen": "cinema"}, ["There is no screen “cinema”", "memory"]),
         ({"scene": "figure-66"}, [info.id for info in list_scenarios()]),
         ({"scene": "../../etc/passwd"}, [info.id for info in list_scenarios()]),
         ({"scene": "figure-6", "model": "gpt-17"}, [info.name for info in list_models()]),
@@ -78,3 +79,23 @@ def test_a_scene_without_a_model_has_no_model_to_choose() -> None:
     app = open_app(scene="sliding-window")
     assert [box.label for box in app.selectbox] == ["Scene"]
     assert any("runs no model" in caption.value for caption in app.caption)
+
+
+@pytest.mark.parametrize(
+    ("scene", "before", "after"),
+    [
+        ("figure-6", "figure-5", "figure-7"),
+        ("figure-10", "figure-9", "parallel-sampling"),
+        # The group "vLLM V1 today" begins here, so nothing is before it.
+        (next(info.id for info in list_scenes() if info.group == "vllm"), None, [info.id for info in list_scenes() if info.group == "vllm"][1]),
+    ],
+)
+def test_a_scene_on_the_stage_leads_to_the_scenes_before_and_after_it(scene: str, before: str | None, after: str) -> None:
+    links = {link.proto.label: link.proto for link in open_app(scene=scene).get("page_link")}
+    titles = {info.id: info.title for info in list_scenes()}
+    assert list(links) == (["←"] if before else []) + ["All scenes", "→"]
+    assert links["→"].query_string == f"scene={after}"
+    assert links["→"].help == titles[after]
+    if before:
+        assert links["←"].query_string == f"scene={before}"
+        assert links["←"].help == titles[before]

@@ -245,3 +245,16 @@ def test_groups_leave_every_panel_where_it_is(new_page: NewPage, tmp_path: Path)
       return boxes.size;
     }"""
     assert page.locator(".stage").evaluate(script, len(trace.frames)) == 1
+
+
+def test_a_window_that_is_not_the_models_own_is_a_chip(new_page: NewPage, tmp_path: Path) -> None:
+    trace = window_run()
+    trace.header.config["sliding_window"] = 8
+    trace.header.model.update(name="tiny-swa", sliding_window=16)
+    page = opened(new_page, trace, tmp_path)
+    chip = page.locator(".chip", has_text="window 8, not 16: the text may suffer")
+    expect(chip).to_be_visible()
+    assert (
+        chip.get_attribute("title")
+        == "tiny-swa was trained with a window of 16 tokens. This run gives it one of 8, so that other blocks fall out, and its text may suffer"
+    )

@@ -201,11 +201,11 @@ def test_nothing_scrolls_and_no_panel_moves(new_page: NewPage, tmp_path: Path, m
 def test_a_link_leads_to_the_same_with_the_other_engine_and_back(new_page: NewPage, app_address: str) -> None:
     page = new_page()
     open_scene(page, app_address, "scene=figure-8")
-    page.get_by_role("link", name="The same in vLLM V1").click()
+    page.get_by_role("link", name="How vLLM V1 does it").click()
     page.wait_for_url(re.compile("scene=parallel-sampling-v1"))
     wait_for_all_frames(page)
     expect(page.locator(".chip.engine")).to_have_text("vLLM V1")
-    page.get_by_role("link", name="The same in the paper's engine").click()
+    page.get_by_role("link", name="How the paper does it").click()
     page.wait_for_url(re.compile("scene=figure-8"))
     wait_for_all_frames(page)
     expect(page.locator(".chip.engine")).to_have_text("paper, 2023")

@@ -10,20 +10,25 @@ import pytest
 from engine.models.__main__ import main, show_progress
 
 
-def test_list_names_both_models_and_the_way_to_the_second(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_all_models_and_the_way_to_the_one_that_is_not_here(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    assert "tiny" in out
+    assert "tiny " in out
+    assert "tiny-swa " in out
     assert "get it: python -m engine.models pull smollm2-135m" in out
 
 
 def test_list_as_json(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     models = json.loads(capsys.readouterr().out)
-    assert [(model["name"], model["installed"], model["licence"]) for model in models] == [("tiny", True, "Apache-2.0"), ("smollm2-135m", False, "Apache-2.0")]
+    assert [(model["name"], model["installed"], model["licence"]) for model in models] == [
+        ("tiny", True, "Apache-2.0"),
+        ("tiny-swa", True, "Apache-2.0"),
+        ("smollm2-135m", False, "Apache-2.0"),
+    ]
 
 
-@pytest.mark.parametrize(("name", "says"), [("tiny", "by heart"), ("smollm2-135m", "Apache-2.0")])
+@pytest.mark.parametrize(("name", "says"), [("tiny", "by heart"), ("tiny-swa", "sliding window"), ("smollm2-135m", "Apache-2.0")])
 def test_cards(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["card", name]) == 0
     assert says in capsys.readouterr().out

@@ -164,7 +164,7 @@ CLAIMS: dict[str, list[Claim]] = {
         c("a redirect is recorded and both ends are kept until the copy is made", "partial-hit-copy", "copy_queued B 1",
           event={"source_block_id": 3, "destination_block_id": 6}, errs="S8"),
         c("Figure 7: two sequences in one pool, neither of them in one piece", "figure-7", "kv_written B 1", ref_cnt={7: 1, 1: 1, 3: 1, 5: 1, 2: 1}),
-        c("a block lives as long as the last request that points to it", "touch-rescues", "blocks_freed A", hash_names={1: ["A@4"], 2: ["A@8"]}, errs="S23"),
+        c("the last reference to a block ends its life", "touch-rescues", "blocks_freed A", hash_names={1: ["A@4"], 2: ["A@8"]}, errs="S23"),
         c("a second request with the same 7 tokens gets physical 7 and 1, and both ref_cnts become 2", "putting-it-together", "blocks_touched B",
           ref_cnt={7: 2, 1: 1}, errs="S1"),
         c("when the first one ends the count drops to 1", "putting-it-together", "blocks_freed A 1", ref_cnt={7: 1}, event={"still_referenced": [7]}),

@@ -11,14 +11,17 @@ import gzip
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.group_config import GroupConfig
 from engine.trace.events import RequestAdded, StepScheduled, StepStarted, TokenSampled
 from engine.trace.frame import Frame, Trace
 from scenarios import Scenario, load_scenario, open_session
 from scenarios.final_state import final_state
 from scenarios.loader import library_files
+from scenarios.model_groups import groups_on
 from scenarios.schema import Group
 
 RECORDED = Path(__file__).with_name("recorded_scenes.json.gz")
@@ -67,11 +70,16 @@ def as_operations(scenario: Scenario, trace: Trace) -> dict[str, Any]:
     config = {theirs: value for ours, theirs in CONFIG.items() if (value := getattr(scenario.config, ours)) is not None}
     header = trace.header.config
     config |= {"hash_block_size": header["hash_block_size"], "scheduler_block_size": header["scheduler_block_size"]}
-    config |= {"dcp": scenario.config.decode_context_parallel_size, "groups": [_group(g) for g in scenario.config.kv_cache_groups or [Group()]]}
+    config |= {"dcp": scenario.config.decode_context_parallel_size, "groups": [_group(g) for g in _groups(scenario)]}
     return {"name": scenario.id, "mode": "scheduler", "events": False, **config, "ops": [op for op, _ in moments(scenario, trace)]}
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _groups(scenario: Scenario) -> Sequence[Group | GroupConfig]:
+    """Those that the scene names, those of its model's layers, or one of full attention."""
+    return scenario.config.kv_cache_groups or groups_on(scenario, scenario.model) or [Group()]
+
+
+def _group(group: Group | GroupConfig) -> dict[str, Any]:
     fields = {theirs: value for ours, theirs in GROUP.items() if (value := getattr(group, ours)) is not None}
     return {"type": TYPES.get(group.type, group.type), **fields}
 

@@ -9,7 +9,7 @@ import pytest
 from engine.errors import InvalidInput
 from engine.trace.events import BlockCached, BlocksAllocated, Cause, CauseKind, GroupLookup, PrefixLookup, SlotsMapped
 from engine.trace.frame import BlockState, Counters, Frame, RequestState, Trace, TraceHeader
-from scenarios import ScenarioError, parse_scenario, scenario_from_data
+from scenarios import ScenarioError, for_model, parse_scenario, run, scenario_from_data
 from scenarios.expectations import check_expectations, select, selector_text
 from scenarios.final_state import final_state
 from scenarios.resolve import session_config
@@ -102,6 +102,75 @@ def test_what_is_wrong_is_said_with_its_place(text: str, start: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(text, "s.yaml")
     assert [line for line in str(caught.value).splitlines() if line.startswith(start)], str(caught.value)
+
+
+ON_TINY_SWA = """\
+id: scene
+title: A title
+source: somewhere
+goal: See something.
+model: tiny-swa
+config:
+  num_blocks: 24
+  block_size: 4
+  sliding_window: 4
+requests:
+  - {id: A, prompt: "Four score and seven", max_tokens: 2}
+expect:
+  - at: {kind: blocks_allocated, group: 2}
+    block_table: {A: [3]}
+  - at: {kind: request_scheduled, nth: 2}
+    block_table: {A: [[1, 4], [2, 5], [3, 6]]}
+"""
+
+
+def on_tiny_swa(old: str, new: str) -> str:
+    assert ON_TINY_SWA.count(old) == 1
+    return ON_TINY_SWA.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        (on_tiny_swa("model: tiny-swa", "model: tiny"),
+         "s.yaml:9: config.sliding_window: every layer of tiny sees all tokens; leave this out, or take the model tiny-swa"),
+        (on_tiny_swa("model: tiny-swa", "model: none"),
+         "s.yaml:9: config.sliding_window: without a model there is no window to replace; name a group with this window in “kv_cache_groups”"),
+        (on_tiny_swa("window: 4", "window: 0"), "s.yaml:9: config.sliding_window: this is 0, but it must be at least 1; give a larger number"),
+        (on_tiny_swa("model: tiny-swa", "model: tiny-swa\nengine: paper"), "s.yaml:10: config.sliding_window: “sliding_window” belongs to vLLM V1; "),
+        (on_tiny_swa("group: 2", "group: 3"), "s.yaml:13: expect[0].at.group: there is no group 3; the groups are 0 to 2"),
+        (on_tiny_swa("[[1, 4], [2, 5], [3, 6]]", "[1, 4]"), "s.yaml:16: expect[1].block_table.A: there are 3 groups; write the table as in [[1], [2], [3]]"),
+        (on_tiny_swa("  sliding_window: 4\n", "  kv_cache_groups: [{type: full}]\n"),
+         "s.yaml:9: config.kv_cache_groups: the groups of tiny-swa come from its layers; leave this out, or set “model” to none"),
+        (on_tiny_swa("sliding_window: 4", "prefix_match_unit: 3"),
+         "s.yaml:9: config.prefix_match_unit: this is 3, but a block of 4 tokens is no multiple of it; "),
+    ],
+)  # fmt: skip
+def test_what_a_model_with_windows_cannot_have_is_said_with_its_place(text: str, start: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(text, "s.yaml")
+    assert [line for line in str(caught.value).splitlines() if line.startswith(start)], str(caught.value)
+
+
+def test_a_model_with_windows_runs_in_its_groups_and_with_the_window_of_the_scenario() -> None:
+    result = run(parse_scenario(ON_TINY_SWA, "s.yaml"))
+    assert result.error is None
+    assert result.failures == []
+    assert [group.get("sliding_window") for group in result.trace.header.config["kv_cache_groups"]] == [4, 4, None]
+
+
+def test_a_request_that_the_groups_of_the_model_cannot_hold_is_refused() -> None:
+    """104 tokens are 26 blocks of full attention; the groups with windows let blocks go and are left to the engine."""
+    scenario = parse_scenario(on_tiny_swa("max_tokens: 2", "max_tokens: 100"), "s.yaml")
+    with pytest.raises(ScenarioError, match=r"4 prompt tokens and 100 outputs need 26 blocks of 4, but the pool has 23 usable blocks"):
+        run(scenario)
+
+
+def test_on_a_model_with_other_groups_nothing_is_claimed() -> None:
+    scenario = parse_scenario(ON_TINY_SWA.replace("  sliding_window: 4\n", ""), "s.yaml")
+    held = for_model(scenario, "tiny")
+    assert (held.notes, held.corrections, held.expect) == ([], [], [])
+    assert run(scenario, model="tiny").failures == []
 
 
 def test_settings_reach_the_session() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.errors import InvalidInput
 from engine.models import catalog
 from scenarios import for_model, load_scenario, other_model, run
 from scenarios.__main__ import main
@@ -37,11 +38,33 @@ def test_words_of_the_own_model_are_left_out_and_numbers_stay() -> None:
     assert not any("“fathers”" in note.say or "“brought”" in note.say for note in held.notes)
 
 
+@pytest.mark.parametrize(("scene", "kept"), [("beam-search", False), ("figure-9", True)], ids=["the model decides", "dictated"])
+def test_which_beams_survive_is_claimed_only_where_it_is_dictated(scene: str, kept: bool) -> None:
+    """The same tokens, but another model finds other candidates better, and other blocks are copied and given back."""
+    held = for_model(load_scenario(scene), TINY_BY_PATH)
+    assert bool(held.expect) is kept
+    assert bool(held.notes) is kept
+
+
+def test_on_a_model_with_more_groups_nothing_is_claimed_and_too_small_a_pool_is_said() -> None:
+    held = for_model(load_scenario("figure-7-v1"), "tiny-swa")
+    assert (held.notes, held.corrections, held.expect) == ([], [], [])
+    with pytest.raises(InvalidInput, match=r"^request 'A' needs 9 blocks in 3 groups for 7 prompt tokens and max_tokens 5, but the pool has 8 usable blocks: "):
+        run("figure-7-v1", model="tiny-swa")
+
+
 def test_with_another_number_of_prompt_tokens_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     own = other_model.load_tokenizer
     monkeypatch.setattr(other_model, "load_tokenizer", lambda name: Characters() if name == "by-character" else own(name))
     held = for_model(load_scenario("figure-6"), "by-character")
     assert (held.notes, held.expect) == ([], [])
+
+
+def test_with_beams_that_another_model_chooses_nothing_is_claimed() -> None:
+    """Section 4.4: which beams go on depends on the probabilities, and with them forks, copies and blocks. Dictated ones do not."""
+    held = for_model(load_scenario("beam-search"), TINY_BY_PATH)
+    assert (held.notes, held.corrections, held.expect) == ([], [], [])
+    assert for_model(load_scenario("figure-9"), TINY_BY_PATH).expect
 
 
 def test_the_command_says_what_it_did_not_check(capsys: pytest.CaptureFixture[str]) -> None:

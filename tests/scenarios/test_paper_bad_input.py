@@ -192,6 +192,10 @@ expect: [{at: end, swapped: [], parents: {A: null}}]
         "s.yaml:30: expect[0].waiting[0]: A1 is a sequence, and whole requests stand here; write A"]),
     ("an unknown parent", fact("parents: {A2: Z}"), ["s.yaml:30: expect[0].parents.A2: there is no request or sequence “Z”"]),
     ("a status of V1", fact("status: {A1: FINISHED_ERROR}"), ["s.yaml:30: expect[0].status.A1: there is no status “FINISHED_ERROR”; "]),
+    ("an abort of a prefix", GOOD + "actions: [{at_step: 2, do: abort, request: P}]\n", [
+        "s.yaml:31: actions[0].request: P is a prefix, which its provider keeps; abort a request that begins with it"]),
+    ("an abort before the arrival", edited("id: C", "id: C\n    arrives_at_step: 5") + "actions: [{at_step: 4, do: abort, request: C}]\n", [
+        "s.yaml:32: actions[0].at_step: this is 4, but C arrives at step 5; give 5 or more"]),
     ("an abort of a sequence", GOOD + "actions: [{at_step: 2, do: abort, request: A1}]\n", [
         "s.yaml:31: actions[0].request: A1 is a sequence, and whole requests stand here; write A"]),
 ]  # fmt: skip
@@ -248,6 +252,13 @@ RESOLVED: list[tuple[str, str, list[str]]] = [
     ("forced ids outside the vocabulary", edited("[fathers, brought], [", "[99999, brought], [").replace("token: our}", "token: 99998}"), [
         "s.yaml:16: requests[0].force_samples[0][0]: there is no token 99999; the vocabulary of none goes from 0 to 9999",
         "s.yaml:22: requests[1].force_beams[0][1].token: there is no token 99998; the vocabulary of none goes from 0 to 9999"]),
+    ("a survivor of a beam that has ended", edited("token: our}", "token: 0}"), [
+        "s.yaml:23: requests[1].force_beams[1][1].parent: there is no living beam 1: only 1 beam goes on, the others ended with a stop token; count those"]),
+    ("survivors of nobody", edited("[{parent: 0, token: fathers}, {parent: 0, token: our}]", "[{parent: 0, token: 0}]")
+     .replace("parent: 1, token", "parent: 0, token"), [
+        "s.yaml:23: requests[1].force_beams[1]: all beams have ended with a stop token, so nothing can follow; leave this selection out, or set ignore_eos"]),
+    ("the same survivor by text and by id", edited("{parent: 0, token: our}", "{parent: 0, token: 8}"), [
+        "s.yaml:22: requests[1].force_beams[0][1]: the same token after the same parent is named twice; a beam can go on with it only once"]),
     ("prefix without a token", edited("prompt: Four score\n", "prompt: ' '\n"), [
         "s.yaml:10: prefixes[0].prompt: this text has no token for none; write at least one word"]),
 ]  # fmt: skip

@@ -17,13 +17,14 @@ from engine.paper.config import PaperConfig, PaperRequestSpec
 from engine.paper_session import PaperSession
 from engine.session import RequestSpec, Session, SessionConfig
 from engine.trace.codec import decode_json, encode_json
-from engine.trace.events import AttentionComputed, BlocksCopied, BlocksSwappedIn, Event, PrefixLookup, RequestPreempted
+from engine.trace.events import AttentionComputed, BlocksCopied, BlocksSwappedIn, CauseKind, Event, PrefixLookup, RequestPreempted
 from engine.trace.frame import Frame
 from engine.trace.integrity import IntegrityError
 from engine.trace.witness import LaunchWitness, runs_of, slots_in
 from engine.trace.witness_check import COPIES_PAIRS, ONE_REQUEST, READS_OWN, WRITES_MAPPED
 from engine.worker.block_table import BlockTable
 from engine.worker.kv_cache import KVCache
+from engine.worker.model_runner import ModelRunner
 from tests.worker.harness import INTERPRET, ONE_LAYER, TORCH, VOCAB_SIZE, Driver, make_runner, random_prompt
 
 PASSAGES = (
@@ -133,6 +134,23 @@ def test_copies_of_shared_blocks(layers: Any, told: list[int]) -> None:
             ([source], [*range(4 * source, 4 * source + 4)], [*range(4 * destination, 4 * destination + 4)])
             for source, destination in zip(event.source_block_ids, event.destination_block_ids, strict=True)
         ]
+
+
+def test_memory_that_groups_share_is_copied_once(model: PreTrainedModel) -> None:
+    """R6.7: layers 0 and 1 lie in one memory. Copied for both, the second time 3 would get what 2 has got by then."""
+    events: list[Event] = []
+    runner = ModelRunner(
+        model, num_blocks=6, block_sizes=(4, 4), max_num_seqs=2, max_model_len=16, max_num_batched_tokens=16, kernel_settings=INTERPRET, emit=events.append,
+        layer_groups=[0, 1, 0], kernel_witness=True,
+    )  # fmt: skip
+    for cache in runner.kv_cache.key_caches:
+        cache[1:4] = torch.tensor([1.0, 2.0, 3.0])[:, None, None, None]
+    runner._copy_pages([(1, 2), (2, 3)], runner._layer_backends, CauseKind.COPY_QUEUED)
+    assert [cache[:4, 0, 0, 0].tolist() for cache in runner.kv_cache.key_caches] == [[0, 1, 1, 2]] * 3
+    (event,) = events
+    assert isinstance(event, BlocksCopied)
+    assert event.witness is not None
+    assert [launch.layers for launch in event.witness] == [[0, 2]]
 
 
 def test_copies_that_go_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

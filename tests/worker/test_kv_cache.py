@@ -27,10 +27,40 @@ def test_r8_7_page_and_number_of_blocks() -> None:
 
 
 def test_shapes_per_layer_follow_the_groups_block_size_and_bytes_add_up() -> None:
-    cache = make_cache(num_blocks=6, block_sizes=(4, 16), num_layers=4)
-    assert [tuple(t.shape) for t in cache.key_caches] == [(6, 4, 2, 8), (6, 16, 2, 8)] * 2
+    """Half the heads and twice the tokens make the same page; its memory is shared, so it counts once (R8.7)."""
+    layers = [LayerShape(2, 8, 0), LayerShape(1, 8, 1)] * 2
+    cache = KVCache(num_blocks=6, block_sizes=(4, 8), layers=layers, dtype=torch.float32)
+    assert [tuple(t.shape) for t in cache.key_caches] == [(6, 4, 2, 8), (6, 8, 1, 8)] * 2
     assert [t.shape for t in cache.value_caches] == [t.shape for t in cache.key_caches]
-    assert cache.num_bytes == 6 * 2 * (page_size_bytes(4, 2, 8, 4) + page_size_bytes(16, 2, 8, 4))
+    assert cache.num_bytes == 6 * 2 * page_size_bytes(4, 2, 8, 4)
+
+
+def test_r8_7_the_nth_layers_of_all_groups_share_one_memory_block_by_block() -> None:
+    """Ten layers in three groups of 4, 3 and 3: four memories, the last one for a single layer. A page is the same numbers for every layer in it."""
+    layers = [LayerShape(2, 8, i % 3) for i in range(10)]
+    cache = KVCache(num_blocks=5, block_sizes=(4, 4, 4), layers=layers, dtype=torch.float32)
+    assert cache.storage_of == (0, 0, 0, 1, 1, 1, 2, 2, 2, 3)
+    assert cache.num_bytes == 5 * 4 * page_size_bytes(4, 2, 8, 4)
+    cache.key_caches[4][3] = 7.0
+    assert all(bool((cache.key_caches[layer][3] == 7).all()) for layer in (3, 4, 5))
+    assert sum(float(t.sum()) for t in cache.key_caches) == 3 * 7 * 4 * 2 * 8  # seen by three layers, in that block alone
+    assert not any(t.any() for t in cache.value_caches)
+
+
+def test_layers_that_share_memory_need_pages_of_one_size() -> None:
+    with pytest.raises(InvalidInput, match=r"Layers 0 and 1 are to share memory, but a block of one takes 64 numbers and of the other 256"):
+        make_cache(block_sizes=(4, 16))
+
+
+@pytest.mark.parametrize("backend", ["torch", "interpret"])
+def test_r6_7_a_copy_in_shared_memory_is_made_once(backend: str) -> None:
+    """Done once per layer, the second time would read what the first has written: a chain 1 -> 2 -> 3 would end with 1 in 3."""
+    cache = make_cache(block_sizes=(4, 4, 4), num_layers=6)
+    for tensor in {t.data_ptr(): t for t in (*cache.key_caches, *cache.value_caches)}.values():
+        tensor.copy_(torch.arange(6.0).view(6, 1, 1, 1).expand_as(tensor))
+    cache.copy_blocks([(1, 2), (2, 3)], Backend(backend, "test"))
+    for tensor in (*cache.key_caches, *cache.value_caches):
+        assert tensor[:, 0, 0, 0].tolist() == [0, 1, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("backend", ["torch", "interpret"])

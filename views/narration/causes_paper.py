@@ -42,7 +42,7 @@ def _ref_counts(words: Words, event: Any) -> str:
             sharers.setdefault(block.ref_cnt, []).append(block_id)
     if len(sharers) == 1:
         return f" {'Its ref count' if len(event.block_ids) == 1 else 'Ref count of each'}: {min(sharers)}."
-    counts = [f"{count} of {physical(ids)}" for count, ids in sharers.items()]
+    counts = [f"{count} for {physical(ids)}" for count, ids in sharers.items()]
     return f" Ref counts: {', '.join(counts)}." if counts else ""
 
 
@@ -65,7 +65,9 @@ def _beam_dropped(words: Words, event: Any, facts: Facts) -> str:
 def _beam_search(words: Words, event: Any, facts: Facts) -> str:
     candidates = number(facts, "num_candidates") or len(getattr(event, "candidates", []))
     if any(c.forced for c in getattr(event, "candidates", [])):
-        return "The scenario dictates which candidates go on; behind them stands what the model finds best. A parent may have several children or none."
+        return (
+            "The scenario dictates which candidates go on; the list goes on with those that the model finds best. A parent may have several children or none."
+        )
     among = f"{count(candidates, 'candidate')} of all its sequences are" if candidates else "The candidates of all its sequences are"
     return f"{among} compared by the sum of their log-probabilities; a parent may have several children or none."
 

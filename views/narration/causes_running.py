@@ -178,7 +178,7 @@ def _compared_with_reference(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _greedy(words: Words, event: Any, facts: Facts) -> str:
-    return f"The model finds it most probable ({percent(facts.get('probability'))}). Its key and value do not exist yet; the next step computes them."
+    return f"The model finds it most probable ({percent(facts.get('probability'))}). Its key and value do not exist yet; a further step would compute them."
 
 
 def _seeded(words: Words, event: Any, facts: Facts) -> str:

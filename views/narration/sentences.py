@@ -7,7 +7,7 @@ from engine.trace.events import CauseKind
 from views.narration.sentence import Sentence
 from views.narration.sentences_blocks import BLOCK_SENTENCES
 from views.narration.sentences_paper import IN_THE_PAPER, PAPER_SENTENCES, PLACES_IN_THE_PAPER
-from views.narration.words import MAX_LISTED, Words, blocks, count, listed, power_of_ten, slots
+from views.narration.words import MAX_LISTED, Words, blocks, capital, count, listed, power_of_ten, slots
 
 
 def _request_added(words: Words, event: e.RequestAdded) -> str:
@@ -46,11 +46,11 @@ def _request_admitted(words: Words, event: e.RequestAdmitted) -> str:
 def _request_scheduled(words: Words, event: e.RequestScheduled) -> str:
     first = event.num_computed_tokens
     last = first + event.num_scheduled_tokens - 1
-    request = words.request(event.request_id)
+    request, who = words.request(event.request_id), capital(words.called(event.request_id)) if words.is_prefix(event.request_id) else event.request_id
     if event.num_scheduled_tokens == 1:
         token = f" {words.token(request.token_ids[first])}" if request is not None and first < len(request.token_ids) else ""
-        return f"{event.request_id} will compute token {first}{token}."
-    return f"{event.request_id} will compute tokens {first} to {last}."
+        return f"{who} will compute token {first}{token}."
+    return f"{who} will compute tokens {first} to {last}."
 
 
 def _request_preempted(words: Words, event: e.RequestPreempted) -> str:
@@ -58,7 +58,7 @@ def _request_preempted(words: Words, event: e.RequestPreempted) -> str:
 
 
 def _step_scheduled(words: Words, event: e.StepScheduled) -> str:
-    shares = [f"{count(n, 'token')} of {request_id}" for request_id, n in event.num_scheduled_tokens.items()]
+    shares = [f"{count(n, 'token')} of {words.called(request_id)}" for request_id, n in event.num_scheduled_tokens.items()]
     return f"Planned: {listed(shares)}." if shares else "Planned: nothing can run."
 
 
@@ -88,7 +88,7 @@ def _slots_mapped(words: Words, event: e.SlotsMapped) -> str:
         return f"Token {event.positions[0]} {words.token(event.token_ids[0])} of {event.request_id} → {where}."
     if len(here) < len(event.slots):
         return f"{len(here)} of the {count(len(event.slots), 'token')} of {event.request_id} → {where}."
-    return f"The {count(len(event.slots), 'token')} of {event.request_id} → {where}."
+    return f"The {count(len(event.slots), 'token')} of {words.called(event.request_id)} → {where}."
 
 
 def _state_written(words: Words, event: e.StateWritten) -> str:
@@ -108,7 +108,7 @@ def _kv_written(words: Words, event: e.KVWritten) -> str:
 def _attention_computed(words: Words, event: e.AttentionComputed) -> str:
     if len(event.request_ids) == 1:
         queries, seq = event.query_lens[0], event.seq_lens[0]
-        return f"Attention: {count(queries, 'query', 'queries')} of {event.request_ids[0]} over {count(seq, 'token')}."
+        return f"Attention: {count(queries, 'query', 'queries')} of {words.called(event.request_ids[0])} over {count(seq, 'token')}."
     return f"Attention: {count(sum(event.query_lens), 'query', 'queries')} of {listed(event.request_ids)} in one launch."
 
 

@@ -8,6 +8,9 @@ from engine.trace.events import CauseKind
 from views.narration.sentence import Sentence
 from views.narration.words import Words, capital, count, listed, physical
 
+MANY = 3
+"""More sequences than these are counted instead of named."""
+
 
 def _sequence_forked(words: Words, event: e.SequenceForked) -> str:
     if event.cause.kind is CauseKind.SHARED_PREFIX:
@@ -166,7 +169,8 @@ def _copy_queued(words: Words, event: e.CopyQueued) -> str:
     others = sorted({o.request_id for o in before.owners} - {event.request_id}) if before is not None else []
     if not others or request is None:
         return f"{event.request_id or 'A sequence'} {what}, which others refer to: it is copied to block {destination} first."
-    refer = f"{listed(words.called(o) for o in others)} {'refers' if len(others) == 1 else 'refer'} to it too"
+    named = listed(words.called(o) for o in others) if len(others) <= MANY else f"{len(others)} others"
+    refer = f"{named} {'refers' if len(others) == 1 else 'refer'} to it too"
     return f"{event.request_id} {what}, but {refer}: it is copied to block {destination} first."
 
 
@@ -213,7 +217,7 @@ def _blocks_touched(words: Words, event: e.BlocksTouched) -> str:
 
 PAPER_SENTENCES: dict[str, Sentence] = {
     "sequence_forked": Sentence(_sequence_forked, "BlockSpaceManager.fork", "§4.4"),
-    "beams_chosen": Sentence(_beams_chosen, "sampler._sample_from_generation_tokens", "§4.4"),
+    "beams_chosen": Sentence(_beams_chosen, "_sample_from_generation_tokens", "§4.4"),
     "prefix_kept": Sentence(_prefix_kept, "", "§4.4"),
     "blocks_swapped_out": Sentence(_swapped_out, "BlockSpaceManager.swap_out", "§4.5"),
     "blocks_swapped_in": Sentence(_swapped_in, "BlockSpaceManager.swap_in", "§4.5"),

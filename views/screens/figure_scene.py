@@ -12,6 +12,7 @@ from scenarios import FigureResult, FigureScene, SceneInfo
 from scenarios.figures.schema import FigureLink
 from views import state
 from views.screens.figure_views import VIEWS
+from views.screens.neighbours import neighbours
 
 STYLE = """<style>
 header[data-testid="stHeader"] { display: none; }
@@ -85,20 +86,13 @@ def _head(page: StreamlitPage, scene: FigureScene) -> None:
     words.html(
         f'<div class="figure-head"><h1>{html.escape(scene.title)}</h1><p>{html.escape(scene.goal)} <small>({html.escape(scene.source)})</small></p></div>'
     )
-    before, after = _neighbours(scene)
+    before, after = neighbours(scene.id)
     with ways, st.container(key="figure-nav", horizontal=True, horizontal_alignment="right"):
         if before:
             st.page_link(page, label=f"← {_short(before)}", icon="", query_params={"scene": before.id}, help=before.title)
         st.page_link(page, label="All scenes", icon="")
         if after:
             st.page_link(page, label=f"{_short(after)} →", icon="", query_params={"scene": after.id}, help=after.title)
-
-
-def _neighbours(scene: FigureScene) -> tuple[SceneInfo | None, SceneInfo | None]:
-    """The scenes before and after this one in its group."""
-    group = [info for info in state.scenes() if info.group == scene.group]
-    place = next(i for i, info in enumerate(group) if info.id == scene.id)
-    return (group[place - 1] if place else None, group[place + 1] if place + 1 < len(group) else None)
 
 
 def _short(info: SceneInfo) -> str:

@@ -160,11 +160,17 @@ def _upload(status: DeltaGenerator) -> str | None:
             state.keep("memory:problem", None)
             state.keep("memory-workload", FILE)
         except InvalidInput as error:
-            state.keep("memory:problem", re.sub(r"^(.*):(\d+): ", r"“\1”, line \2: ", str(error), count=1))
+            state.keep("memory:problem", _with_quoted_name(str(error), file.name))
     problem: str | None = state.kept("memory:problem", None)
     if problem:
         st.error(sentence(problem), icon=":material/error:")
     return problem
+
+
+def _with_quoted_name(message: str, name: str) -> str:
+    """The reader's message about a file, its name in quotes, as it is written: "a.csv:3: …" becomes “a.csv”, line 3: …"""
+    place, said = re.fullmatch(r"(?::(\d+))?: (.*)", message.removeprefix(name), re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"“{name}”, line {place}: {said}" if place else f"“{name}”: {said}"
 
 
 def _teller(status: DeltaGenerator) -> Progress:

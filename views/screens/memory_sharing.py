@@ -92,7 +92,7 @@ def _text() -> str:
 
     return f"""#### What the chart says
 Saved are the blocks that tables name more than once: blocks without sharing minus blocks with it, in percent of those without, over all iterations. \
-Samples of one prompt share its full blocks alone. Beams also share what they have said in common, and go on sharing, because survivors often have one \
+Samples of one prompt share only its full blocks. Beams also share what they have said in common, and go on sharing, because survivors often have one \
 parent. Requests differ much: the hint of a bar says how much.
 
 #### What differs from the paper

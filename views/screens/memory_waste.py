@@ -44,7 +44,7 @@ power of two has beyond the reservation.
 are all there from the start.
 - An iteration gives each running request one token, its first one also the prompt. At most {limit} run at once.
 - vLLM's reserved and never used slots lie behind the last token of a last block.
-- “?” marks a value of the paper that no source confirms. It does not split vLLM's last 3.7 %."""
+- “?”: no source confirms this value. The paper does not split vLLM's 3.7 %."""
 
 
 def shares_of(result: SimulationResult) -> Shares:

@@ -10,6 +10,7 @@ from streamlit.navigation.page import StreamlitPage
 from engine.session import NO_MODEL
 from kernels import BACKENDS
 from views import state
+from views.screens.neighbours import neighbours
 from views.stage import make_stage
 
 STAGE = make_stage()
@@ -17,9 +18,9 @@ PAGE_STYLE = """<style>
 header[data-testid="stHeader"] { display: none; }
 .stMainBlockContainer { padding: 0 !important; max-width: none !important; }
 .stMainBlockContainer > .stVerticalBlock { gap: 0; }
-.st-key-choosers { position: absolute; top: 7px; right: 20px; z-index: 5; width: auto !important; align-items: center; }
+.st-key-choosers { position: absolute; top: 7px; right: 20px; z-index: 5; width: auto !important; align-items: center; gap: 6px !important; flex-wrap: nowrap; }
 .st-key-choosers button, .st-key-choosers a { min-height: 30px !important; height: 30px; padding: 2px 10px !important; background: none !important; }
-.st-key-choosers a { border: 1px solid color-mix(in srgb, currentColor 22%, transparent); border-radius: 8px; margin: 0; }
+.st-key-choosers a { border: 1px solid color-mix(in srgb, currentColor 22%, transparent); border-radius: 8px; margin: 0; padding: 2px 7px !important; }
 .st-key-choosers p { font-size: 13px !important; font-weight: 500; }
 [data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
 </style>"""
@@ -46,8 +47,13 @@ def _stage(run: state.OpenRun, trace_id: str) -> None:
 
 
 def _choosers(page: StreamlitPage, choice: state.Choice, model: str) -> None:
+    before, after = neighbours(choice.scene)
     with st.container(key="choosers", horizontal=True, gap="small"):
-        st.page_link(page, label="All scenes", icon="")
+        for arrow, info in (("←", before), (None, None), ("→", after)):
+            if arrow is None:
+                st.page_link(page, label="All scenes", icon="")
+            elif info is not None:
+                st.page_link(page, label=arrow, icon="", query_params={"scene": info.id}, help=info.title)
         with st.popover(f"Model: {model}"):
             _scene_chooser(choice.scene)
             if model == NO_MODEL:

@@ -21,9 +21,10 @@ def start() -> None:
         return
     name = st.query_params.get("scene")
     # A link inside the page changes what the server knows, not what the browser shows: say it again, so that the address can be passed on.
-    st.query_params.from_dict(st.query_params.to_dict() if name else {})
+    screen = st.query_params.get("screen")
+    st.query_params.from_dict(st.query_params.to_dict() if name or screen else {})
     if not name:
-        gallery(page())
+        gallery(page(), f"There is no screen “{screen}”: the address may name memory, or a scene." if screen else None)
         state.warm_up()
         return
     try:

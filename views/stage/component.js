@@ -6,7 +6,7 @@ export default function component({ data, parentElement, setTriggerValue }) {
   let stage = mounted.get(root);
   if (!stage) {
     stage = mountStage(root, {});
-    root.style.setProperty("--stage-reserve", "216px"); // the page puts its choosers there
+    root.style.setProperty("--stage-reserve", "272px"); // the page puts its choosers there
     mounted.set(root, stage);
   }
   stage.hooks.need = (have) => setTriggerValue("need", { have, trace_id: data.trace_id });

@@ -94,7 +94,8 @@ class SlotsPanel {
     this.signature = signature;
     const kept = choice.beams.candidates.filter((c) => c.sequence !== null).length;
     const forced = choice.beams.candidates.some((c) => c.forced);
-    this.title.textContent = `Candidates of ${choice.beams.group}: ${kept} of ${choice.beams.candidates.length} ${forced ? "dictated" : "kept"}`;
+    const several = new Set(recording.choices.map((f) => f.beams.group)).size > 1;
+    this.title.textContent = `Candidates${several ? ` of ${choice.beams.group}` : ""}: ${kept} of ${choice.beams.candidates.length} ${forced ? "dictated" : "kept"}`;
     this.candidates.draw(recording, choice, choice === here);
   }
 

@@ -69,7 +69,7 @@ class FamilyPanel {
       const from = node.from < 0 ? { x: FAMILY_ROOT, y: rootY } : { x: x(family.nodes[node.from].column) + FAMILY_NODE, y: middle(family.nodes[node.from].lane) };
       const y = middle(node.lane);
       svg(this.picture, "path", { d: `M${from.x} ${from.y}C${from.x + 9} ${from.y} ${left - 9} ${y} ${left} ${y}`, class: `family-link${node.alive ? "" : " lost"}`, style: `--owner:${requestColour(recording, node.sequence)}` });
-      const group = svg(this.picture, "g", { class: `family-node${node.alive ? "" : " lost"}${node.ended ? " ended" : ""}${frame.kind === "sequence_forked" && frame.request === node.sequence && node.last ? " now" : ""}`, style: `--owner:${requestColour(recording, node.sequence)}` });
+      const group = svg(this.picture, "g", { class: `family-node${node.alive ? "" : " lost"}${node.ended ? " ended" : ""}${node.forced ? " forced" : ""}${frame.kind === "sequence_forked" && frame.request === node.sequence && node.last ? " now" : ""}`, style: `--owner:${requestColour(recording, node.sequence)}` });
       svg(group, "rect", { x: left, y: y - height / 2, width: FAMILY_NODE, height, rx: 5 });
       svg(group, "text", { x: left + FAMILY_NODE / 2, y: y + size * 0.36, "text-anchor": "middle", style: `font-size:${size}px` }, fitText(node.text, FAMILY_NODE - 6, size, 600));
       hint(group, [`${node.sequence}: ${node.text}`, node.logprob ? `log-probability so far ${node.logprob}` : "", node.alive ? "" : "dropped later", node.forced ? "dictated by the scenario" : ""].filter(Boolean).join("\n"));

@@ -1,5 +1,6 @@
 // The paper's sequence groups in the left panel: the sequences of one request stand together under its name; several of them get one strip of blocks each.
 const WIDEST_ROWS = 2; // up to so many sequences have their words in rows, more are drawn as strips
+const FEW_BEAMS = 5; // beside more living sequences there is no room for dropped ones
 const DROPPED_SHOWN = 2; // of the dropped sequences, the newest ones are named, the others counted
 
 class GroupBoxes {
@@ -33,13 +34,14 @@ class GroupBoxes {
       box.element.style.display = members.length ? "" : "none";
       if (!members.length) continue;
       const dropped = members.filter(isDropped).sort((a, b) => recording.endedAt.get(b.request_id) - recording.endedAt.get(a.request_id));
-      const hidden = dropped.slice(DROPPED_SHOWN);
+      const living = members.filter((r) => !r.status.startsWith("FINISHED")).length;
+      const hidden = dropped.slice(living > FEW_BEAMS ? 0 : DROPPED_SHOWN);
       for (const request of members) cards.get(request.request_id).element.style.display = hidden.includes(request) ? "none" : "";
       const words = groupWords(recording, members, dropped.length);
       setText(box.name, name);
       setText(box.words, words);
       box.words.title = words;
-      setText(box.more, hidden.length ? `and ${hidden.length} dropped before` : "");
+      setText(box.more, hidden.length && hidden.length < dropped.length ? `and ${hidden.length} dropped before` : "");
       box.element.classList.toggle("finished", members.every((r) => r.status.startsWith("FINISHED")));
     }
   }
@@ -56,7 +58,7 @@ function isDropped(request) {
 function groupWords(recording, members, dropped) {
   const living = members.filter((r) => !r.status.startsWith("FINISHED")).length;
   const asked = recording.groupsAsked[members[0].sequence_group];
-  const kind = asked && asked.beam_width ? `beam width ${asked.beam_width}` : living ? plural(living, "sequence") : "";
+  const kind = asked && asked.beam_width ? `${asked.beam_width} beams` : living ? plural(living, "sample") : "";
   const again = Math.max(...members.map((r) => r.num_preemptions));
   return [kind, sharingWords(members), living ? "" : "finished", dropped ? `${dropped} dropped` : "", again ? `preempted${again > 1 ? ` ${again}×` : ""}` : ""].filter(Boolean).join(" · ");
 }
@@ -112,17 +114,17 @@ function ownPrompt(recording, frame, request, outputs) {
 }
 
 // One line: what a finished or dropped sequence said.
-function drawEnded(card, recording, request) {
+function drawEnded(card, recording, request, width) {
   const line = html(card, "p", { class: "ended" });
   drawLetter(line, request);
   html(line, "b", {}, sequenceStatus(request));
   const words = outputWords(recording, request);
-  html(html(line, "span", { class: "ended-words", title: words }), "span", { class: request.forced.length ? "forced" : null }, lastWords(words, 185));
+  html(html(line, "span", { class: "ended-words", title: words }), "span", { class: request.forced.length ? "forced" : null }, lastWords(words, width - 160));
   html(line, "span", { class: "logprob", title: "sum of the log-probabilities of its outputs" }, logprobText(request.cumulative_logprob));
 }
 
 // A sequence as a head line and a strip of its blocks.
-function drawStrip(card, recording, frame, request, places, now) {
+function drawStrip(card, recording, frame, request, places, now, width) {
   const head = html(card, "header", { class: "strip-head" });
   drawLetter(head, request);
   const kept = request.status === "PREFIX_KEPT";
@@ -131,7 +133,7 @@ function drawStrip(card, recording, frame, request, places, now) {
   const words = outputWords(recording, request);
   const own = ownPrompt(recording, frame, request, words);
   const text = html(head, "span", { class: "strip-words", title: `${own} ${words}${request.forced.length ? "\nsome of these tokens are dictated by the scenario" : ""}` }, own ? `${own} ` : "");
-  html(text, "b", { class: request.forced.length ? "forced" : null }, lastWords(words, own ? 110 : 165));
+  html(text, "b", { class: request.forced.length ? "forced" : null }, lastWords(words, width - 177 - (own ? 55 : 0) - (request.status === "RUNNING" ? 0 : 88)));
   const prefix = recording.prefixOf(request);
   if (prefix) html(head, "span", { class: "muted", title: `its prompt begins with the provider's prefix ${prefix}` }, isPlainPrefix(prefix) ? "after the prefix" : `after ${prefix}`);
   else if (request.parent_id) html(head, "span", { class: "muted", title: `${request.request_id} was forked from ${request.parent_id}` }, `from ${request.parent_id}`);

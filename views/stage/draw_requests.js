@@ -53,7 +53,7 @@ class RequestsPanel {
     const lookup = frame.lookup && frame.lookup.request === request.request_id ? frame.lookup : null;
     const about = frame.request === request.request_id ? frame : null; // an event about it may ring one of its places
     const before = previous && recording.request(previous, request.request_id);
-    const parts = [request, before, about, compact, frame.rows, ...request.block_ids.flatMap((table) => table.map((id) => frame.blocks[id]))];
+    const parts = [request, before, about, compact, frame.rows, sizeOf(this.body).width, ...request.block_ids.flatMap((table) => table.map((id) => frame.blocks[id]))];
     if (card.parts && parts.length === card.parts.length && parts.every((part, i) => part === card.parts[i])) return;
     card.parts = parts;
     const tables = recording.groups.map((_, groupId) => this.places(recording, frame, request, groupId, lookup));
@@ -69,8 +69,8 @@ class RequestsPanel {
     const finished = request.status.startsWith("FINISHED");
     card.element.className = `request${compact ? " compact" : ""}${finished ? " finished" : ""}${isDropped(request) ? " dropped" : ""}`;
     card.element.style.setProperty("--owner", requestColour(recording, request.request_id));
-    if (recording.isPaper && finished && (request.sequence_group || compact)) return drawEnded(card.element, recording, request);
-    if (recording.asStrips && !finished) return drawStrip(card.element, recording, frame, request, tables[0], now);
+    if (recording.isPaper && finished && (request.sequence_group || compact)) return drawEnded(card.element, recording, request, sizeOf(this.body).width);
+    if (recording.asStrips && !finished) return drawStrip(card.element, recording, frame, request, tables[0], now, sizeOf(this.body).width);
     this.drawHead(card.element, request);
     if (request.cpu_block_ids.length) return drawCpuTable(card.element, request);
     if (finished) return this.drawText(card.element, recording, request);

@@ -17,13 +17,13 @@ def engine_of(header: TraceHeader) -> str:
 
 
 def engine_header(trace: Trace) -> dict[str, Any]:
-    """What the stage's head and layout need to know of the engine: its name, its null block (None: it has none), the scene that shows the same with the other
+    """What the stage's head and layout need to know of the engine: its name, its null block (None: it has none), the scene about the same with the other
     engine, and which parts its foot has: `chains` (the prefix cache), `family` (who was forked from whom), `shares` (where attention goes), `swap`."""
     header = trace.header
     engine = engine_of(header)
     label, title = ENGINES[engine]
     pair = header.scenario.get("pair")
-    other = "The same in vLLM V1" if engine == "paper" else "The same in the paper's engine"
+    other = "How vLLM V1 does it" if engine == "paper" else "How the paper does it"
     return {
         "engine": {"id": engine, "label": label, "title": title},
         "null_block": None if engine == "paper" else 0,
@@ -73,7 +73,8 @@ def shares_of(event: Event, frame: Frame) -> dict[str, Any] | None:
         request = frame.request(request_id)
         if request is None or not request.block_ids or not 0 < length <= len(request.token_ids):
             continue
-        table = request.block_ids[0]
-        places = [[logical, table[logical], share] for logical, share in enumerate(shares) if logical < len(table)]
+        table = request.block_ids[event.group_id or 0]
+        # A window has left the blocks of which the table still names the place only; nothing of the attention goes there.
+        places = [[logical, table[logical], share] for logical, share in enumerate(shares) if logical < len(table) and (share or table[logical])]
         shown.append({"request": request_id, "token": request.token_ids[length - 1], "position": length - 1, "places": places})
     return {"layer": event.shares_layer, "requests": shown} if shown else None

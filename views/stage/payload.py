@@ -132,8 +132,19 @@ def _header(trace: Trace) -> dict[str, Any]:
         "ranks": ranks,
         "about": " · ".join([about, _sizes(groups), pool, *swap]),
         "seed": header.seed,
+        "other_window": _other_window(header),
         **engine,
     }
+
+
+def _other_window(header: TraceHeader) -> dict[str, str] | None:
+    """A chip for a run whose sliding-window layers see another window than the model's own, None for every other run."""
+    window, own = header.config.get("sliding_window"), header.model.get("sliding_window")
+    if window is None or own is None or window == own:
+        return None
+    name = header.model.get("name")
+    title = f"{name} was trained with a window of {own} tokens. This run gives it one of {window}, so that other blocks fall out, and its text may suffer"
+    return {"text": f"window {window}, not {own}: the text may suffer", "title": title}
 
 
 def _sizes(groups: list[Group]) -> str:

@@ -203,7 +203,12 @@ class Stage {
   // What the marks in the left panel mean: those that this run can have.
   drawLegend() {
     const { recording } = this;
-    if (recording.isPaper) return setText(this.legend, ["×2: two references", recording.asStrips ? "bar: filled slots" : "dashed: not written yet"].join(" · "));
+    if (recording.isPaper) {
+      const marks = recording.header.parts.family ? ["×2: two references"] : ["bold: generated"];
+      marks.push(recording.asStrips ? "bar: filled slots" : "dashed: not written");
+      if (recording.frames[this.index].requests.some((r) => r.forced.length)) marks.push("dotted: forced");
+      return setText(this.legend, marks.join(" · "));
+    }
     const onlyFull = !recording.hasGroups && ["full", "MLA"].includes(recording.groups[0].label);
     const states = recording.groups.some((g) => g.is_state) ? ["@8 state after 8 tokens"] : [];
     if (recording.hasGroups && states.length) states.unshift("#4/8 hash of 4 of 8 tokens");
@@ -216,10 +221,11 @@ class Stage {
 
   // Only what was really checked in this run, up to this frame.
   drawChips(frame) {
-    const { engine, pair, about } = this.recording.header;
+    const { engine, pair, about, other_window: otherWindow } = this.recording.header;
     const chips = [[engine.label, "engine", `This run is that of ${engine.title}`], [about, "", "The model that runs and the size of the pool"]];
-    if (frame.requests.some((r) => r.forced.length)) chips.splice(1, 0, ["some tokens are forced", "", "The scenario dictates these tokens; each is marked"]);
-    if (pair && this.hooks.need) chips.splice(1, 0, [pair.label, "pair", "Opens the scene that shows the same with the other engine", `?scene=${encodeURIComponent(pair.scene)}`]);
+    if (otherWindow) chips.splice(1, 0, [otherWindow.text, "", otherWindow.title]);
+    if (frame.requests.some((r) => r.forced.length)) chips.splice(1, 0, ["forced tokens", "", "The scenario dictates these tokens; each is marked"]);
+    if (pair && this.hooks.need) chips.splice(1, 0, [pair.label, "pair", "Opens the scene about the same with the other engine", `?scene=${encodeURIComponent(pair.scene)}`]);
     if (this.isWaiting) chips.push(["the model computes the next step", "wait", "Nothing further is recorded yet; it will appear by itself"]);
     if (frame.kind === "engine_failed") chips.push(["run stopped by an error", "bad", frame.say.text]);
     else chips.push(["✓ invariants hold", "ok", "Every recorded frame was checked: each block is free, used or null; counts, tables, hashes and the queue agree"]);

@@ -117,3 +117,24 @@ def test_aborting_a_prefix_or_nobody() -> None:
         driven.scheduler.abort_request("P")
     with pytest.raises(InvalidInput, match="there is no request 'A' to abort"):
         driven.scheduler.abort_request("A")
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"temperature": float("nan")}, "request A: temperature is nan, but it must be a number from 0 on"),
+        ({"temperature": -1.0}, "request A: temperature is -1.0, but it must be a number from 0 on"),
+        ({"beam_width": 2, "length_penalty": float("nan")}, "request A: length_penalty is nan, but it must be a number"),
+        ({"beam_width": 2, "length_penalty": float("inf")}, "request A: length_penalty is inf, but it must be a number"),
+    ],
+)
+def test_numbers_that_nothing_can_be_ranked_or_drawn_with(bad: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        spec(**bad)
+    assert str(refused.value) == says
+
+
+def test_an_unknown_way_to_preempt_is_not_taken_for_another() -> None:
+    how: Any = "evict"
+    with pytest.raises(InvalidInput, match=r"^preemption_mode is 'evict', but it is one of auto, swap, recompute$"):
+        PaperConfig(num_blocks=4, block_size=4, preemption_mode=how)

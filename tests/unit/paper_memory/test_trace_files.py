@@ -67,7 +67,11 @@ HEAD = "prompt_len,output_len\n"
         ((HEAD + "5,1.5\n").encode(), "x:2: output_len is '1.5', but it must be a whole number"),
         ((HEAD + "5,nan\n").encode(), "x:2: output_len is 'nan'"),
         ((HEAD + "5,٣\n").encode(), "x:2: output_len is '٣'"),
-        ((HEAD + "5," + "9" * 5000 + "\n").encode(), r"x:2: output_len is '9{30}…'"),
+        ((HEAD + "5," + "9" * 5000 + "\n").encode(), r"x:2: output_len is 9{30}…, but more than 10,000,000 tokens are taken for a mistake"),
+        ((HEAD + "5,-" + "9" * 5000 + "\n").encode(), r"x:2: output_len is -9{29}…, but a length cannot be negative"),
+        ((HEAD + "5," + "0" * 40 + "\n").encode(), r"x:2: output_len is 0{30}…, but"),
+        (b"\xef\xbb\xbf", "x: the file is empty"),
+        (b"\xef\xbb\xbf\r\n", "x: the file is empty"),
         ((HEAD + "5\n").encode(), "x:2: this line has 1 of the 2 columns"),
         ((HEAD + "5,\n").encode(), "x:2: output_len is ''"),
         ((HEAD + '5,"6\n').encode() + b"7" * 200_000, "x:3: this line is no CSV"),
@@ -133,6 +137,18 @@ def test_a_file_of_200_mb_is_refused_before_it_is_read() -> None:
     data = HEAD.encode() + line * 20_000_000
     with pytest.raises(InvalidInput, match=r"^big.csv:4999999: the file has 200 MB, but at most 50 MB are read: cut it before line 4999999$"):
         read_trace(data, "big.csv")
+
+
+def test_a_file_that_is_one_long_line_is_not_to_be_cut_before_line_1() -> None:
+    with pytest.raises(InvalidInput, match=r"^big.csv:1: the file has 60 MB, but at most 50 MB are read: its first line alone is longer, so it is no trace$"):
+        read_trace(bytes(60_000_000), "big.csv")
+
+
+def test_millions_of_empty_lines_are_not_read_to_the_end() -> None:
+    told: list[float] = []
+    with pytest.raises(InvalidInput, match=r"^x:1000001: there are more than 1,000,000 lines: cut the file before this line, or its empty lines out$"):
+        read_trace(HEAD.encode() + b"\n" * 40_000_000, "x", told.append)
+    assert max(told) < 0.1
 
 
 def test_too_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:

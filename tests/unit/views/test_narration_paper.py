@@ -69,7 +69,7 @@ def test_the_best_candidates_are_called_so_where_the_model_decides() -> None:
     free = [msgspec.structs.replace(c, forced=False) for c in frame.event.candidates]
     narration = narrate(trace.header, msgspec.structs.replace(frame, event=msgspec.structs.replace(frame.event, candidates=free)))
     assert narration.text == "The best 2 candidates of A go on: A1 “fathers” and A2 “mothers”."
-    assert narration.symbol == "sampler._sample_from_generation_tokens"
+    assert narration.symbol == "_sample_from_generation_tokens"
 
 
 def test_a_group_is_preempted_swapped_out_and_in_as_a_whole() -> None:

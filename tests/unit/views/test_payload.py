@@ -13,11 +13,12 @@ import pytest
 
 from engine.core.output import SamplingParams
 from engine.session import GroupConfig, RequestSpec, Session, SessionConfig
-from engine.trace.events import Cause, CauseKind, EngineFailed, kind_of
+from engine.trace.events import AttentionComputed, Cause, CauseKind, EngineFailed, kind_of
 from engine.trace.frame import Trace
 from tests.unit.views.handmade import TEXTS, figure_6
 from tests.unit.views.sample_traces import copy_run, state_run, window_run
 from views.narration import narrate
+from views.stage.paper_parts import shares_of
 from views.stage.payload import build_payload
 
 
@@ -238,6 +239,33 @@ def test_a_run_that_failed_is_over_and_one_that_can_go_on_is_not() -> None:
     growing.frames.append(msgspec.structs.replace(trace.frames[5], event=failed))
     assert build_payload(growing)["complete"] is True
     assert build_payload(Trace(trace.header, [], False))["frames"] == []
+
+
+@pytest.mark.parametrize(("window", "own", "said"), [(3, 8, "window 3, not 8: the text may suffer"), (8, 8, None), (None, 8, None), (None, None, None)])
+def test_another_window_than_the_models_own_is_said(window: int | None, own: int | None, said: str | None) -> None:
+    trace = figure_6()
+    trace.header.config["sliding_window"] = window
+    trace.header.model["sliding_window"] = own
+    found = build_payload(trace)["header"]["other_window"]
+    assert (found and found["text"]) == said
+    assert found is None or "trained with a window of 8 tokens" in found["title"]
+
+
+def test_attention_shares_go_to_the_blocks_of_the_layers_own_group() -> None:
+    """Not to those of group 0; places that are null now and got nothing are left out."""
+    trace = window_run()
+    frame = next(f for f in trace.frames if f.requests and any(0 in table for table in f.requests[0].block_ids))
+    request = frame.requests[0]
+    group_id = next(g for g, table in enumerate(request.block_ids) if 0 in table)
+    table = request.block_ids[group_id]
+    shares = [0.0 if block_id == 0 else 0.5 for block_id in table]
+    event = AttentionComputed(
+        cause=Cause(CauseKind.COMPARED_WITH_REFERENCE), group_id=group_id, backend="torch", layers=[0], agrees_within=1e-6, query_lens=[1],
+        seq_lens=[len(request.token_ids)], request_ids=[request.request_id], block_shares=[shares], shares_layer=0,
+    )  # fmt: skip
+    shown = shares_of(event, frame)
+    assert shown is not None
+    assert shown["requests"][0]["places"] == [[index, block_id, 0.5] for index, block_id in enumerate(table) if block_id]
 
 
 def test_making_it_needs_neither_streamlit_nor_torch() -> None:

@@ -100,8 +100,8 @@ def test_corrections_and_unconfirmed_notes_travel_by_frame() -> None:
     payload = build_payload(trace, start=5)
     assert payload["corrections"] == {"3": [correction]}
     assert payload["unconfirmed"] == [4]
-    assert payload["header"]["pair"] == {"scene": "figure-6", "label": "The same in the paper's engine"}
-    assert build_payload(figure_8())["header"]["pair"]["label"] == "The same in vLLM V1"
+    assert payload["header"]["pair"] == {"scene": "figure-6", "label": "How the paper does it"}
+    assert build_payload(figure_8())["header"]["pair"]["label"] == "How vLLM V1 does it"
 
 
 @pytest.mark.parametrize("make", [figure_8, beams, swapped, shared_prefix, figure_5])
