@@ -42,7 +42,7 @@ power of two has beyond the reservation.
 #### What differs from the paper
 - The paper profiled OPT-13B on a card of 40 GB while its own requests came in at a rate. Here nothing is computed but memory, on the requests above, which \
 are all there from the start.
-- An iteration gives each running request one token, its first one also the prompt. At most {limit} run at once.
+- An iteration gives each running request one token, its first one also the prompt, however long it is. At most {limit} run at once.
 - vLLM's reserved and never used slots lie behind the last token of a last block.
 - “?”: no source confirms this value. The paper does not split vLLM's 3.7 %."""
 
