@@ -44,6 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in browser:
             item.add_marker(pytest.mark.skip(reason="no Chromium found: install it or set PAGEWALK_CHROMIUM to its path"))
     weights = [item for item in items if item.get_closest_marker("weights")]
+    for name, together in (("browser", browser), ("weights", weights)):
+        for item in together:  # with several test processes: one browser at a time, one download
+            item.add_marker(pytest.mark.xdist_group(name))
     if weights and not IN_CI and not has_weights():
         for item in weights:
             item.add_marker(pytest.mark.skip(reason=f"the weights are not here: python -m engine.models pull {WEIGHTS}"))
