@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
@@ -29,7 +30,7 @@ InterpretedLayers: TypeAlias = tuple[int, ...] | Literal["all"] | None
 C = TypeVar("C", bound=Any)
 
 
-class SessionBase(Generic[C]):
+class SessionBase(ABC, Generic[C]):
     """One run with settings `config` (a dataclass). Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
 
     `inputs`: what the session was made of besides `config`, by the names of its arguments. `vocabulary` gives the text of a token id. A session sets `trace`,
@@ -124,9 +125,9 @@ class SessionBase(Generic[C]):
                 vocabulary[token_id] = self._vocabulary(token_id)
         self._recorder.emit(event)
 
+    @abstractmethod
     def _shown_token_ids(self, event: Event) -> Iterable[int]:
         """Token ids that the event, or the state after it, shows perhaps for the first time."""
-        raise NotImplementedError
 
     def _fail(self, error: PagewalkError) -> None:
         self.error = error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from pydantic import BaseModel
+
 from engine.paper.sequence import SequenceStatus
 from scenarios.messages import did_you_mean
 from scenarios.problems import Path
@@ -76,8 +78,8 @@ def _only(
                 yield ("expect", index, name), _belongs(name, owner, engine)
 
 
-def _says_something(part: object, name: str) -> bool:
-    return name in _WITHOUT_MEANING or getattr(part, name) != type(part).model_fields[name].get_default(call_default_factory=True)  # type: ignore[attr-defined]
+def _says_something(part: BaseModel, name: str) -> bool:
+    return name in _WITHOUT_MEANING or getattr(part, name) != type(part).model_fields[name].get_default(call_default_factory=True)
 
 
 # ------------------------------------------------------------------ prefixes and names
