@@ -16,15 +16,19 @@ import msgspec
 from engine.trace.causes import Cause as Cause
 from engine.trace.causes import CauseKind as CauseKind
 from engine.trace.causes import Fact as Fact
-from engine.trace.witness import LaunchWitness
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    """Base of all events. `request_id` and `group_id` are None where the event belongs to no single request or KV-cache group."""
-
-    cause: Cause
-    request_id: str | None = None
-    group_id: int | None = None
+from engine.trace.event import Event as Event
+from engine.trace.events_paper import BeamCandidate as BeamCandidate
+from engine.trace.events_paper import BeamsChosen as BeamsChosen
+from engine.trace.events_paper import BlocksSwappedIn as BlocksSwappedIn
+from engine.trace.events_paper import BlocksSwappedOut as BlocksSwappedOut
+from engine.trace.events_paper import PrefixKept as PrefixKept
+from engine.trace.events_paper import SequenceForked as SequenceForked
+from engine.trace.events_worker import AttentionComputed as AttentionComputed
+from engine.trace.events_worker import BlocksCopied as BlocksCopied
+from engine.trace.events_worker import KVWritten as KVWritten
+from engine.trace.events_worker import RowUpdated as RowUpdated
+from engine.trace.events_worker import SlotsMapped as SlotsMapped
+from engine.trace.events_worker import StateWritten as StateWritten
 
 
 class TraceStarted(Event, frozen=True, kw_only=True, tag="trace_started"):
@@ -165,50 +169,6 @@ class StepScheduled(Event, frozen=True, kw_only=True, tag="step_scheduled"):
     token_budget_left: int
 
 
-class RowUpdated(Event, frozen=True, kw_only=True, tag="row_updated"):
-    """The worker's block table (R8.2): `block_ids` written to `row` from column `start`; an emptied row has no ids."""
-
-    row: int
-    start: int
-    block_ids: list[int]
-
-
-class SlotsMapped(Event, frozen=True, kw_only=True, tag="slots_mapped"):
-    """compute_slot_mapping for one request of the batch: `positions[i]` of the request goes to physical slot `slots[i]` (R8.4)."""
-
-    positions: list[int]
-    slots: list[int]
-    token_ids: list[int]
-
-
-class KVWritten(Event, frozen=True, kw_only=True, tag="kv_written"):
-    """reshape_and_cache wrote one key and one value vector per layer and KV head into each of `slots`."""
-
-    slots: list[int]
-    token_ids: list[int]
-    num_layers: int
-    backend: str
-
-
-class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_computed"):
-    """paged_attention ran over the whole ragged batch. `agrees_within`: the smallest power of ten that bounds the largest difference
-    between the Triton kernel and the torch reference on the compared layers (None: nothing was compared). `block_shares`: where the settings ask for it, per
-    request the share of attention that its last query gives to each logical block (mean over the heads of `shares_layer`, each row sums to 1) and
-    `head_shares`, the same for each query head; with several groups `group_id` is that layer's. `witness`: what the kernels' programs were seen to do, where
-    the settings ask for it; None also where no kernel but the torch reference ran."""
-
-    backend: str
-    layers: list[int]
-    agrees_within: float | None
-    query_lens: list[int]
-    seq_lens: list[int]
-    request_ids: list[str]
-    block_shares: list[list[float]] = []
-    shares_layer: int | None = None
-    head_shares: list[list[list[float]]] = []
-    witness: list[LaunchWitness] | None = None
-
-
 class TokenSampled(Event, frozen=True, kw_only=True, tag="token_sampled"):
     """A token is appended to the request (R7.8). Its key and value do not exist yet: they are written by the step that computes it (R7.7)."""
 
@@ -262,75 +222,6 @@ class CopyQueued(Event, frozen=True, kw_only=True, tag="copy_queued"):
     source_block_id: int
     destination_block_id: int
     logical_index: int
-
-
-class StateWritten(Event, frozen=True, kw_only=True, tag="state_written"):
-    """The recurrent state after the first `num_tokens` tokens of the request now lies in `block_id`, over whatever state was there."""
-
-    block_id: int
-    num_tokens: int
-
-
-class BlocksCopied(Event, frozen=True, kw_only=True, tag="blocks_copied"):
-    """copy_blocks: whole pages of all layers, all sources read before any destination is written (R6.7). `witness`: as in AttentionComputed."""
-
-    source_block_ids: list[int]
-    destination_block_ids: list[int]
-    witness: list[LaunchWitness] | None = None
-
-
-class SequenceForked(Event, frozen=True, kw_only=True, tag="sequence_forked"):
-    """The paper's fork (section 5.2): `request_id`, a new sequence, gets the block table of `parent_id`; every block of it has one reference more, the partial
-    last one included. No key or value is copied."""
-
-    parent_id: str
-    block_ids: list[int]
-
-
-class BeamCandidate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One continuation: `parent_id` followed by `token_id`. `cumulative_logprob`: of all outputs, natural logarithm, None where no model ran.
-    `sequence_id`: the sequence that goes on as this candidate, None when it is dropped. `finished`: it ends here with a stop token."""
-
-    parent_id: str
-    token_id: int
-    cumulative_logprob: float | None = None
-    sequence_id: str | None = None
-    finished: bool = False
-    forced: bool = False
-
-
-class BeamsChosen(Event, frozen=True, kw_only=True, tag="beams_chosen"):
-    """Beam search (section 4.4): all candidates of sequence group `request_id`, best first; the first `beam_width` that do not end go on. Forks and frees
-    follow as events of their own."""
-
-    beam_width: int
-    candidates: list[BeamCandidate]
-
-
-class PrefixKept(Event, frozen=True, kw_only=True, tag="prefix_kept"):
-    """The provider's prefix `request_id` is computed and its blocks stay (section 4.4, shared prefix), whoever comes and goes."""
-
-    block_ids: list[int]
-
-
-class BlocksSwappedOut(Event, frozen=True, kw_only=True, tag="blocks_swapped_out"):
-    """Swapping (section 4.5): the pages of the sequence group `request_id` are copied to CPU memory, `gpu_block_ids[i]` to `cpu_block_ids[i]`, each shared
-    block once, and the GPU's blocks are free again: `prepended`, in this order, at the head of the free queue; `still_referenced` are held by others too
-    and stay."""
-
-    gpu_block_ids: list[int]
-    cpu_block_ids: list[int]
-    prepended: list[int]
-    still_referenced: list[int] = []
-
-
-class BlocksSwappedIn(Event, frozen=True, kw_only=True, tag="blocks_swapped_in"):
-    """The way back: `cpu_block_ids[i]` to `gpu_block_ids[i]`, which were popped from the head of the free queue in this order; sharing is as it was before.
-    `shared_again`: full blocks of a provider's prefix, which never left and which every sequence of the group refers to again."""
-
-    cpu_block_ids: list[int]
-    gpu_block_ids: list[int]
-    shared_again: list[int] = []
 
 
 class PrefixCacheReset(Event, frozen=True, kw_only=True, tag="prefix_cache_reset"):
