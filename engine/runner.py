@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from engine.session import Runner
     from engine.worker.kernel_settings import KernelSettings
+    from engine.worker.layer_capture import LayerCapture
 
 
 def parse_layers(text: str | None) -> InterpretedLayers:
@@ -61,7 +62,8 @@ class RunnerChoice(Generic[C]):
     """One model, one backend, not loaded yet.
 
     `model` and `backend` are plain data for the header; `make` completes them with what is only known once the weights are there.
-    Raises InvalidInput for an unknown model or backend, and for groups that a real model does not have.
+    `layer_capture` goes to the runner that `make` builds on a model. Raises InvalidInput for an unknown model or backend, and for groups that a real model does
+    not have.
     """
 
     def __init__(self, config: C, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> None:
@@ -75,6 +77,7 @@ class RunnerChoice(Generic[C]):
         self.backend: dict[str, Any] = {"requested": backend}
         self.versions = {"python": ".".join(map(str, sys.version_info[:3]))}
         self.vocab_size: int | None = None
+        self.layer_capture: LayerCapture | None = None
         if self._bookkeeping:
             self.backend.update(name="none", reason="bookkeeping only: no model runs")
             return
@@ -160,7 +163,7 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
         # Groups of windows alone let go of old blocks, so that the pool does not bound a request's length.
         bounded = any(isinstance(spec, FullAttentionSpec) for spec in specs)
         loaded = self._load((config.num_blocks - 1) * specs[0].block_size if bounded else DEFAULT_MAX_MODEL_LEN, config.max_model_len)
-        return ModelRunner(
+        runner = ModelRunner(
             loaded.model,
             num_blocks=config.num_blocks,
             block_sizes=tuple(spec.block_size for spec in specs),
@@ -175,6 +178,8 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
             attention_shares=config.attention_shares,
             kernel_witness=is_wanted(config.kernel_witness, config.num_blocks),
         )
+        runner.layer_capture = self.layer_capture
+        return runner
 
     def _bookkeeping_runner(self, emit: Emit) -> BookkeepingRunner:
         config = self._config
@@ -193,9 +198,11 @@ class PaperRunnerChoice(RunnerChoice[PaperConfig]):
         from engine.worker.sequence_runner import SequenceRunner
 
         loaded = self._load(config.num_blocks * config.block_size, config.max_model_len)
-        return SequenceRunner(
+        runner = SequenceRunner(
             loaded.model, config=config, max_model_len=loaded.max_model_len, kernel_settings=loaded.settings, emit=emit, device=loaded.device
         )  # fmt: skip
+        runner.layer_capture = self.layer_capture
+        return runner
 
 
 def choose_runner(config: SessionConfig, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> V1RunnerChoice:

@@ -10,12 +10,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from engine.errors import EngineError, PagewalkError
 from engine.trace.events import BeamsChosen, Event, KVWritten, TokenSampled
 from engine.trace.frame import Frame, Trace, TraceHeader
 from engine.trace.recorder import Recorder
+
+if TYPE_CHECKING:
+    from engine.worker.layer_capture import LayerCapture
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +37,11 @@ class SessionBase(ABC, Generic[C]):
     """One run with settings `config` (a dataclass). Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
 
     `inputs`: what the session was made of besides `config`, by the names of its arguments. `vocabulary` gives the text of a token id. A session sets `trace`,
-    `_recorder` and `_ops`, a generator that pauses before each execution of the model.
+    `_recorder`, `_runner_choice` (an `engine.runner.RunnerChoice`) and `_ops`, a generator that pauses before each execution of the model.
     """
 
     trace: Trace
+    _runner_choice: Any
     _recorder: Recorder
     _ops: Iterator[None]
 
@@ -101,12 +105,20 @@ class SessionBase(ABC, Generic[C]):
     def branch(self, seq: int, **changes: Any) -> Self:
         """A fresh session with the same inputs, run until frame `seq` exists. `changes` replace inputs (`requests`, `actions`, ...) or settings
         of `config` by name. Without changes its frames equal this session's."""
+        other = self.fresh(**changes)
+        other.run_until(lambda frame: frame.seq >= seq)
+        return other
+
+    def fresh(self, **changes: Any) -> Self:
+        """A session with the same inputs that has recorded nothing yet; `changes` as in `branch`."""
         names = {field.name for field in fields(self.config)}
         settings = {k: v for k, v in changes.items() if k in names}
         inputs = {**self._inputs, **{k: v for k, v in changes.items() if k not in settings}}
-        other = type(self)(replace(self.config, **settings), **inputs)
-        other.run_until(lambda frame: frame.seq >= seq)
-        return other
+        return type(self)(replace(self.config, **settings), **inputs)
+
+    def capture_layer(self, capture: LayerCapture) -> None:
+        """Let `capture` keep what its layer is given in every forward pass from now on. Call it before the model first runs; without a model nothing comes."""
+        self._runner_choice.layer_capture = capture
 
     # ------------------------------------------------------------------ for the engines' own sessions
 

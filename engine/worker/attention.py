@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.worker.attention_shares import AttentionShares, attention_shares
 from engine.worker.kernel_witness import LayerLaunch
 from engine.worker.kv_cache import KVCache, LayerShape
+from engine.worker.layer_capture import LayerCapture
 from kernels import AttentionMetadata, Backend, Witness, paged_attention, reshape_and_cache
 
 ATTENTION_NAME = "pagewalk_paged"
@@ -33,8 +34,8 @@ class ForwardContext:
     `attention_metadata[g]`, per KV-cache group: block_table int32 [num_reqs, width], slot_mapping int64 [num_tokens], query_start_loc int32
     [num_reqs + 1], seq_lens int32 [num_reqs] (computed tokens plus this step's). `layer_backends`: whose result goes on, per layer;
     `compared_layers`: where it is compared. `shares_layer`: where the attention of the last queries is added up per block (None: nowhere).
-    `wants_witness`: whether what each kernel program reads and writes is kept. The pass itself fills `layers_run`, `max_difference` (None: nothing was
-    compared), `shares` and `launches`. vLLM: ForwardContext.
+    `wants_witness`: whether what each kernel program reads and writes is kept. `capture`: keeps what one layer is given (None: nobody asks). The pass itself
+    fills `layers_run`, `max_difference` (None: nothing was compared), `shares` and `launches`. vLLM: ForwardContext.
     """
 
     kv_cache: KVCache
@@ -43,6 +44,7 @@ class ForwardContext:
     compared_layers: Sequence[int]
     shares_layer: int | None = None
     wants_witness: bool = False
+    capture: LayerCapture | None = None
     layers_run: list[int] = field(default_factory=list)
     max_difference: float | None = None
     shares: AttentionShares = field(default_factory=lambda: AttentionShares([], []))
@@ -80,6 +82,9 @@ def paged_attention_forward(
     metadata = context.attention_metadata[shape.group_id]
     backend = context.layer_backends[layer]
     witness = Witness() if context.wants_witness and backend.name != _REFERENCE.name else None
+    scale = shape.head_dim**-0.5 if scaling is None else scaling
+    if context.capture is not None and context.capture.layer == layer:
+        context.capture.keep(q, k, v, key_cache, value_cache, metadata, scale=scale, sliding_window=window, group_id=shape.group_id)
     try:
         reshape_and_cache(k, v, key_cache, value_cache, metadata.slot_mapping, metadata=metadata, witness=witness, backend=backend)
     except ValueError as error:
@@ -89,7 +94,6 @@ def paged_attention_forward(
             f"Layer {layer} of {type(module).__name__} makes keys of shape {list(k.shape[1:])} and values of shape {list(v.shape[1:])} per token, "
             f"but its KV cache stores [{shape.num_kv_heads}, {shape.head_dim}]; choose a llama-like model."
         ) from error
-    scale = shape.head_dim**-0.5 if scaling is None else scaling
     output = _attend(q, key_cache, value_cache, metadata, scale, window, backend, witness)
     if witness is not None:
         context.launches += [LayerLaunch(layer, shape.group_id, window, launch) for launch in witness.launches]

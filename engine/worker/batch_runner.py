@@ -17,6 +17,7 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.kernel_settings import KernelSettings, agrees_within
 from engine.worker.kernel_witness import LayerLaunch, report
 from engine.worker.kv_cache import KVCache
+from engine.worker.layer_capture import LayerCapture
 from kernels import AttentionMetadata, Backend, Witness
 
 
@@ -103,6 +104,8 @@ class BatchRunner:
         """Slot per token of the last step's batch, in group 0."""
         self.last_logits: dict[str, torch.Tensor] = {}
         """Per request of the last step: float32 [vocab], the logits of its last scheduled token."""
+        self.layer_capture: LayerCapture | None = None
+        """Keeps what one attention layer is given in each forward pass; None: nobody asks."""
         self._shares_layer = next(iter(self._compared_layers), 0) if attention_shares else None
         self._shares_group = self.kv_cache.layers[self._shares_layer].group_id if self._shares_layer is not None and len(block_sizes) > 1 else None
         self._wants_witness = kernel_witness and emit is not None
@@ -145,6 +148,7 @@ class BatchRunner:
             compared_layers=self._compared_layers,
             shares_layer=self._shares_layer,
             wants_witness=self._wants_witness,
+            capture=self.layer_capture,
         )
         logits = self._forward(input_ids, positions, query_start_loc, context)
         self._report_forward(parts, slots, context)
