@@ -6,9 +6,11 @@ correct. Importing this package loads neither torch nor Triton.
 
 from __future__ import annotations
 
-from kernels.backend import BACKENDS, Backend, UnknownBackend, choose_backend
+from kernels.backend import BACKENDS, Backend, GpuTiles, UnknownBackend, choose_backend, interpreted_like_gpu
 from kernels.dispatch import PAD_SLOT_ID, compute_slot_mapping, copy_blocks, paged_attention, reshape_and_cache
+from kernels.launches import LaunchShape, recorded_launches
 from kernels.metadata import AttentionMetadata
+from kernels.progress import LaneProgress, LaunchProgress, Progress, RowProgress
 from kernels.witness import LaunchWitness, ProgramAccess, Witness
 
 __all__ = [
@@ -16,13 +18,21 @@ __all__ = [
     "PAD_SLOT_ID",
     "AttentionMetadata",
     "Backend",
+    "GpuTiles",
+    "LaneProgress",
+    "LaunchProgress",
+    "LaunchShape",
     "LaunchWitness",
     "ProgramAccess",
+    "Progress",
+    "RowProgress",
     "UnknownBackend",
     "Witness",
     "choose_backend",
     "compute_slot_mapping",
     "copy_blocks",
+    "interpreted_like_gpu",
     "paged_attention",
+    "recorded_launches",
     "reshape_and_cache",
 ]

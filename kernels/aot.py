@@ -14,6 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from kernels.backend import UnknownBackend
 from kernels.interpreter import LOCK
+from kernels.launches import LaunchShape
 from kernels.registers import RegisterUse, register_use
 from kernels.triton_attention import paged_attention_kernel
 from kernels.triton_cache import copy_pages_kernel, reshape_and_cache_kernel, slot_mapping_kernel
@@ -55,10 +56,11 @@ class Compiled:
 
 
 _UNWATCHED: Constants = {"witness_ptr": None, "WITNESS": False}
+_NO_PROGRESS: Constants = {"progress_ptr": None, "progress_stride": None, "PROGRESS": False}
 
 
 def _attention(
-    name: str, dtype: str, head_dim: int, group: int, window: int, block_m: int, tile: int, decode: bool = False, witness: bool = False
+    name: str, dtype: str, head_dim: int, group: int, window: int, block_m: int, tile: int, decode: bool = False, witness: bool = False, progress: bool = False
 ) -> KernelVariant:
     types = {f"{argument}_ptr": f"*{dtype}" for argument in ("out", "query", "key_cache", "value_cache")}
     types |= {f"{argument}_ptr": "*i32" for argument in ("block_table", "query_block_request", "query_block_len", "query_block_position")}
@@ -77,8 +79,9 @@ def _attention(
         "TILE": tile,
         "ONE_TILE": False,
         **({"WITNESS": True} if witness else _UNWATCHED | {"witness_stride": None}),
+        **({"PROGRESS": True} if progress else _NO_PROGRESS),
     }
-    return KernelVariant(name, paged_attention_kernel, types | {"scale_log2": "fp32", "witness_ptr": "*i64"}, constants)
+    return KernelVariant(name, paged_attention_kernel, types | {"scale_log2": "fp32", "witness_ptr": "*i64", "progress_ptr": "*fp32"}, constants)
 
 
 def variants() -> list[KernelVariant]:
@@ -108,6 +111,16 @@ def variants() -> list[KernelVariant]:
         _attention("attention decode bf16 D64 witness", "bf16", 64, 3, 0, 16, 64, decode=True, witness=True),
         _attention("attention mixed fp16 D64 window witness", "fp16", 64, 3, 512, 64, 64, witness=True),
     ]
+
+
+def variant_of(launch: LaunchShape, dtype: str) -> KernelVariant:
+    """The kernel of a launch that `recorded_launches` saw, as it would be compiled for a GPU and without anybody watching. `dtype`: of query, keys and values:
+    fp32, fp16 or bf16. Give it launches with a GPU's tiles (`interpreted_like_gpu`): others were never meant to be compiled."""
+    known = next(variant for variant in variants() if variant.kernel.fn.__name__ == launch.kernel)
+    off: Constants = {"UPCAST": False} | _UNWATCHED | {"witness_stride": None} | _NO_PROGRESS
+    constants = launch.constants | {name: value for name, value in off.items() if name in known.kernel.arg_names}
+    types = {name: f"*{dtype}" if kind in ("*bf16", "*fp16", "*fp32") else kind for name, kind in known.types.items()}
+    return KernelVariant(launch.kernel, known.kernel, types, constants)
 
 
 def compile_variant(variant: KernelVariant, target: str) -> Compiled:

@@ -24,11 +24,37 @@ class UnknownBackend(ValueError):
 
 
 @dataclass(frozen=True)
+class GpuTiles:
+    """Cut the work as for a GPU: one lane per program, tiles from `kernels.configurations`. `tile`: another number of keys per iteration (a power of two),
+    so that a short context has several; `splits`: another number of programs that share the keys of a query; None: as on the GPU. `multiprocessors`: of the
+    GPU that is meant (an H100 has 132), which decides the number of splits."""
+
+    tile: int | None = None
+    splits: int | None = None
+    multiprocessors: int = 132
+
+
+@dataclass(frozen=True)
 class Backend:
-    """An implementation that can run here (`name`) and, in one sentence, why it was chosen (`reason`)."""
+    """An implementation that can run here (`name`) and, in one sentence, why it was chosen (`reason`). `gpu_tiles`: of the backend `interpret` only; None:
+    tiles that suit the interpreter."""
 
     name: BackendName
     reason: str
+    gpu_tiles: GpuTiles | None = None
+
+
+def interpreted_like_gpu(tile: int | None = None, splits: int | None = None) -> Backend:
+    """The interpreter, with the programs and tiles that a GPU would get: slow (a program costs milliseconds), to look at. `tile`, `splits`: see `GpuTiles`.
+
+    Raises UnknownBackend where the interpreter cannot run, and ValueError for a tile that is no power of two or a number of splits below 1.
+    """
+    if tile is not None and (tile < 1 or tile & (tile - 1)):
+        raise ValueError(f"A tile of {tile} keys cannot be: it must be a power of two.")
+    if splits is not None and splits < 1:
+        raise ValueError(f"{splits} splits cannot be: at least one program must walk the keys.")
+    _check("interpret", "cpu", "")
+    return Backend("interpret", "interpret: the programs and tiles of a GPU, one after the other.", GpuTiles(tile, splits))
 
 
 def choose_backend(requested: str | None = None, device: str = "cpu") -> Backend:

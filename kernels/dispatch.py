@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kernels.backend import BACKENDS, Backend, UnknownBackend
+from kernels.backend import BACKENDS, Backend, GpuTiles, UnknownBackend
 from kernels.metadata import AttentionMetadata, Derived, check_batch, check_slot_mapping, expect
+from kernels.progress import Progress
 from kernels.witness import KernelName, LaunchWitness, Witness
 
 if TYPE_CHECKING:  # torch and triton load when an operation first runs, so that `import kernels` stays instant
     from torch import Tensor
+
+    from kernels.launch import Launcher
 
 PAD_SLOT_ID = -1
 
@@ -121,6 +124,7 @@ def paged_attention(
     out: Tensor | None = None,
     metadata: AttentionMetadata | None = None,
     witness: Witness | None = None,
+    progress: Progress | None = None,
     backend: Backend | str,
 ) -> Tensor:
     """Causal attention of a ragged batch (prefill chunks and decodes together) over the paged cache, in one launch. Returns `out`.
@@ -131,7 +135,7 @@ def paged_attention(
     h // (num_q_heads // num_kv_heads). With `sliding_window` W the query at position p sees keys p-W+1 .. p. Products and sums are taken in
     float32. Rows of `out` past the last query are left as they were (zeros when `out` is not given); only `out` changes.
     `metadata`, made from the same block_table, query_start_loc and seq_lens, saves the layers of a step repeating the same work. `witness` is told what
-    each program read.
+    each program read, `progress` how each lane's softmax grew tile by tile.
     Raises ValueError for shapes or dtypes that do not fit. Source: the PagedAttention paper, section 4.1, and online softmax;
     vLLM: unified_attention; here: no ALiBi, soft cap, sinks, cascade or quantised caches.
     """
@@ -156,6 +160,12 @@ def paged_attention(
         raise ValueError(f"query is {dtype}, the caches hold {key_cache.dtype} and out is {out.dtype}; all three must be the same.")
     if seq_lens.shape[0] == 0 or query_shape[0] == 0:
         return out
+    told: dict[str, Any] = _tell("paged_attention", key_cache, witness, backend)
+    if progress is not None:
+        if _is_reference(backend):
+            progress.launches.append(None)
+        else:
+            told["progress"] = progress
     _implementation(backend).paged_attention(
         query,
         key_cache,
@@ -167,7 +177,7 @@ def paged_attention(
         sliding_window=sliding_window,
         out=out,
         derived=metadata or Derived(),
-        **_tell("paged_attention", key_cache, witness, backend),
+        **told,
     )
     return out
 
@@ -212,8 +222,19 @@ def _is_reference(backend: Backend | str) -> bool:
     return (backend.name if isinstance(backend, Backend) else backend) == "torch"
 
 
-def _implementation(backend: Backend | str) -> ModuleType:
-    return _module(backend.name if isinstance(backend, Backend) else backend)
+def _implementation(backend: Backend | str) -> Any:
+    """The four operations: a module, or a launcher with tiles of its own."""
+    if not isinstance(backend, Backend):
+        return _module(backend)
+    return _module(backend.name) if backend.gpu_tiles is None else _like_gpu(backend.gpu_tiles)
+
+
+@functools.cache
+def _like_gpu(tiles: GpuTiles) -> Launcher:
+    from kernels.interpreter import launch
+    from kernels.launch import Launcher
+
+    return Launcher(run=launch, interpreted=True, own_account=False, gpu_tiles=tiles)
 
 
 @functools.cache

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from kernels.backend import GpuTiles
+from kernels.launches import LaunchShape, recorder
 from kernels.metadata import Derived
+from kernels.progress import Progress
 from kernels.triton_attention import paged_attention_kernel
 from kernels.triton_cache import copy_pages_kernel, reshape_and_cache_kernel, slot_mapping_kernel
-from kernels.watch import attention_watch, copy_watch, write_watch
+from kernels.watch import attention_watch, copy_watch, progress_watch, write_watch
 from kernels.witness import Witness
 
 PAD_SLOT_ID = -1
@@ -31,11 +34,24 @@ class Launch(Protocol):
 @dataclass(frozen=True)
 class Launcher:
     """The four operations on top of one way to run a kernel. `own_account`: what a witness is told comes from a buffer that the kernel fills, as compiled
-    kernels must; otherwise interpreted launches are watched pointer by pointer."""
+    kernels must; otherwise interpreted launches are watched pointer by pointer. `gpu_tiles`: None: interpreted launches get few and wide programs."""
 
     run: Launch
     interpreted: bool
     own_account: bool
+    gpu_tiles: GpuTiles | None = None
+
+    @property
+    def wide(self) -> bool:
+        """Few programs of many lanes, as suits the interpreter; otherwise the programs of a GPU."""
+        return self.interpreted and self.gpu_tiles is None
+
+    def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        launches = recorder()
+        if launches is not None:
+            constexprs = {name: value for name, value in constants.items() if name.isupper()}
+            launches.append(LaunchShape(kernel.fn.__name__, grid, constexprs.get("LANES") or constexprs.get("TOKENS") or constexprs["PAGES"], constexprs))
+        self.run(kernel, grid, *arguments, **constants)
 
     def compute_slot_mapping(
         self,
@@ -56,11 +72,11 @@ class Launcher:
             slot_mapping.fill_(PAD_SLOT_ID)
             return
         lanes, tile = 1, DEVICE_TILE
-        if self.interpreted:
+        if self.wide:
             tile = next_power_of_2(max(int(query_start_loc.diff().max()), slot_mapping.shape[0] - int(query_start_loc[-1]), 1))
             tile = min(tile, INTERPRETED_ELEMENTS)
             lanes = max(1, min(next_power_of_2(num_reqs), INTERPRETED_ELEMENTS // tile))
-        self.run(
+        self._run(
             slot_mapping_kernel,
             (cdiv(num_reqs, lanes) + 1,),
             query_start_loc.contiguous(),
@@ -89,14 +105,14 @@ class Launcher:
         block_size, num_kv_heads, head_dim = key_cache.shape[1:]
         row = next_power_of_2(num_kv_heads * head_dim)
         tokens = 1
-        if self.interpreted:
+        if self.wide:
             tokens = max(1, min(next_power_of_2(num_tokens), INTERPRETED_ELEMENTS // row))
         key, value = _rows_contiguous(key), _rows_contiguous(value)
         if not _same_strides(key, value):
             key, value = key.contiguous(), value.contiguous()
         grid = cdiv(num_tokens, tokens)
         with write_watch(witness, self.own_account, key_cache, value_cache, key, grid, tokens, num_tokens) as extra:
-            self.run(
+            self._run(
                 reshape_and_cache_kernel,
                 (grid,),
                 key,
@@ -132,13 +148,14 @@ class Launcher:
         out: Tensor,
         derived: Derived,
         witness: Witness | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """One launch; see triton_attention for lanes and query blocks."""
         block_size, num_kv_heads, head_dim = key_cache.shape[1:]
         num_tokens, num_q_heads = query.shape[:2]
         group = num_q_heads // num_kv_heads
         blocks = derived.once(
-            ("triton query blocks", self.interpreted, num_tokens, num_kv_heads, group, head_dim),
+            ("triton query blocks", self.wide, self.gpu_tiles, num_tokens, num_kv_heads, group, head_dim),
             lambda: self._query_blocks(query_start_loc, seq_lens, num_tokens, num_kv_heads, group, head_dim),
         )
         if blocks.programs == 0:
@@ -150,9 +167,12 @@ class Launcher:
             query = query.contiguous()
             target = torch.empty_like(query, dtype=torch.float32 if self.interpreted else out.dtype)
             target.copy_(out)
-        max_keys = int(seq_lens.max()) if witness is not None else 0
-        with attention_watch(witness, self.own_account, key_cache, value_cache, target, blocks.programs, blocks.lanes, max_keys) as extra:
-            self.run(
+        max_keys = int(seq_lens.max()) if witness is not None or progress is not None else 0
+        with (
+            attention_watch(witness, self.own_account, key_cache, value_cache, target, blocks.programs, blocks.lanes, max_keys) as extra,
+            progress_watch(progress, blocks, num_kv_heads, group, max_keys) as also,
+        ):
+            self._run(
                 paged_attention_kernel,
                 (blocks.programs,),
                 target,
@@ -178,6 +198,7 @@ class Launcher:
                 TILE=blocks.tile,
                 ONE_TILE=blocks.one_tile,
                 **extra,
+                **also,
             )
         if target is not out:
             out.copy_(target)
@@ -186,7 +207,7 @@ class Launcher:
         """How the batch is cut into lanes, and how wide their tiles are."""
         head_padded = next_power_of_2(head_dim)
         one_tile = False
-        if self.interpreted:
+        if self.wide:
             longest = int(query_start_loc.diff().max())
             block_m = next_power_of_2(group * max(1, min(longest, INTERPRETED_BLOCK_Q)))
             block_q = 1 if longest <= 1 else block_m // group
@@ -196,11 +217,11 @@ class Launcher:
             # More rows reuse each key more often; wider heads leave fewer registers for them.
             block_m = max(16 if all_decodes else 64 if head_dim <= 128 else 32, next_power_of_2(group))
             block_q = 1 if all_decodes else block_m // group
-        arrays = query_blocks(query_start_loc, seq_lens, num_tokens, block_q)
+        arrays = query_blocks(query_start_loc, seq_lens, num_tokens, block_q, exact=self.wide)
         num_blocks = arrays[0].shape[0]
         lanes_needed = num_blocks * num_kv_heads
-        lanes, tile = 1, 64 if head_dim <= 128 else 32
-        if self.interpreted and num_blocks:
+        lanes, tile = 1, (self.gpu_tiles and self.gpu_tiles.tile) or (64 if head_dim <= 128 else 32)
+        if self.wide and num_blocks:
             tile = next_power_of_2(int(seq_lens.max()))
             lanes = next_power_of_2(lanes_needed)
             while tile > 64 and lanes * tile * max(block_m, head_padded) > INTERPRETED_ELEMENTS:
@@ -231,7 +252,7 @@ class Launcher:
         """Pages per program, elements per program, and the grid."""
         page_size = cache[0].numel()
         pages, tile = 1, DEVICE_TILE
-        if self.interpreted:
+        if self.wide:
             tile = min(next_power_of_2(page_size), INTERPRETED_ELEMENTS)
             pages = max(1, min(next_power_of_2(num_pages), INTERPRETED_ELEMENTS // tile))
         return pages, tile, (cdiv(num_pages, pages), cdiv(page_size, tile))
@@ -244,7 +265,7 @@ class Launcher:
             buffer = cache.new_empty(num_pages, page_size)
             moves = [(cache, buffer, True, False), (buffer, cache, False, True)]
         for source, destination, gather, scatter in moves:
-            self.run(
+            self._run(
                 copy_pages_kernel,
                 grid,
                 source,
@@ -277,16 +298,16 @@ class _QueryBlocks(NamedTuple):
     arrays: tuple[Tensor, ...]
 
 
-def query_blocks(query_start_loc: Tensor, seq_lens: Tensor, num_tokens: int, block_q: int) -> tuple[Tensor, ...]:
+def query_blocks(query_start_loc: Tensor, seq_lens: Tensor, num_tokens: int, block_q: int, exact: bool) -> tuple[Tensor, ...]:
     """Cut every request's queries into blocks of `block_q`. Per block: int32 request, int64 first query within the batch, int32 number of queries
     and int32 position of the first query within the request.
 
-    On a device the number of blocks is bounded, not computed, so that the host never waits for the GPU; a surplus block has 0 queries.
+    Unless `exact`, the number of blocks is bounded, not computed, so that the host never waits for a GPU; a surplus block has 0 queries.
     """
     starts = query_start_loc.long()
     query_lens = starts.diff()
     num_reqs = query_lens.shape[0]
-    if query_start_loc.device.type == "cpu":
+    if exact:
         counts = (query_lens + block_q - 1) // block_q
         first_block = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         request = torch.repeat_interleave(counts)

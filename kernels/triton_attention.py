@@ -43,6 +43,9 @@ def paged_attention_kernel(
     witness_ptr=None,  # int64 [lanes of the grid, 3 + longest request]: first token, queries, KV head, then by position the slot read
     witness_stride=None,
     WITNESS: tl.constexpr = False,  # write down what each lane reads
+    progress_ptr=None,  # float32 [lanes of the grid, tiles of the longest request, BLOCK_M, 2]: running maximum and total after each tile
+    progress_stride=None,
+    PROGRESS: tl.constexpr = False,  # write down how maximum and total grow
 ):
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     query_block = lane // NUM_KV_HEADS
@@ -124,7 +127,8 @@ def paged_attention_kernel(
                 visible = visible & (distance < SLIDING_WINDOW)
         scores = tl.where(visible, scores, -1.0e38)
         if ONE_TILE:
-            weights = tl.exp2(scores - tl.max(scores, axis=2)[:, :, None])
+            maximum = tl.max(scores, axis=2)
+            weights = tl.exp2(scores - maximum[:, :, None])
             total = tl.sum(weights, axis=2)
             accumulator = tl.dot(weights, value, input_precision="ieee")
         else:
@@ -134,6 +138,12 @@ def paged_attention_kernel(
             total = total * correction + tl.sum(weights, axis=2)
             accumulator = accumulator * correction[:, :, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
             maximum = new_maximum
+        if PROGRESS:
+            # A lane may have to walk further than its own keys, where lanes share a program: then it has nothing to say.
+            walks = (tl.sum(is_key.to(tl.int32), axis=1) > 0)[:, None] & (row[None, :] < (query_len * GROUP)[:, None])
+            progress_place = (lane.to(tl.int64) * progress_stride)[:, None] + ((tile * BLOCK_M + row) * 2)[None, :]
+            tl.store(progress_ptr + progress_place, maximum, mask=walks)
+            tl.store(progress_ptr + progress_place + 1, total, mask=walks)
 
     result = accumulator / total[:, :, None]
     tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=row_mask)

@@ -10,11 +10,12 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from kernels.progress import LaneProgress, LaunchProgress, Progress, RowProgress
 from kernels.witness import KernelName, LaunchWitness, ProgramAccess, Witness
 
 Extra = dict[str, Any]
@@ -39,6 +40,54 @@ def attention_watch(
     else:
         with _watched("paged_attention", witness, key_cache, value_cache, tokens_written=out, grid=grid, lanes=lanes):
             yield {}
+
+
+@contextmanager
+def progress_watch(progress: Progress | None, blocks: QueryBlocks, num_kv_heads: int, group: int, max_keys: int) -> Iterator[Extra]:
+    """Around one launch of `paged_attention_kernel`: what its maxima and totals were after each tile."""
+    if progress is None:
+        yield {}
+        return
+    tiles, block_m = -(-max_keys // blocks.tile), blocks.block_m
+    unwritten = -1.0  # no total is negative
+    buffer = torch.full((blocks.programs * blocks.lanes, tiles, block_m, 2), unwritten, dtype=torch.float32, device=blocks.arrays[0].device)
+    yield {"progress_ptr": buffer, "progress_stride": buffer.stride(0), "PROGRESS": True}
+    maxima, totals = buffer.cpu().unbind(3)
+    arrays = [array.tolist() for array in blocks.arrays]
+    lanes = []
+    for place in range(len(arrays[0]) * num_kv_heads):
+        block, kv_head = divmod(place, num_kv_heads)
+        request, first_token, num_queries, first_position = (array[block] for array in arrays)
+        if place >= buffer.shape[0] or num_queries == 0:
+            continue
+        walked = [tile for tile in range(tiles) if float(totals[place, tile, 0]) != unwritten]
+        rows = tuple(
+            RowProgress(
+                first_token + row // group,
+                kv_head * group + row % group,
+                tuple(maxima[place, walked, row].tolist()),
+                tuple(totals[place, walked, row].tolist()),
+            )
+            for row in range(num_queries * group)
+        )
+        tokens = tuple(range(first_token, first_token + num_queries))
+        lanes.append(LaneProgress(place // blocks.lanes, place % blocks.lanes, request, kv_head, tokens, first_position, tuple(walked), rows))
+    progress.launches.append(LaunchProgress(blocks.tile, blocks.programs, blocks.lanes, tuple(lanes)))
+
+
+class QueryBlocks(Protocol):
+    """What of a launch's shape its progress is told by."""
+
+    @property
+    def programs(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def tile(self) -> int: ...
+    @property
+    def arrays(self) -> tuple[torch.Tensor, ...]: ...
 
 
 @contextmanager

@@ -11,7 +11,9 @@ import re
 import struct
 
 import pytest
+import torch
 
+import kernels
 from kernels import aot
 from kernels.__main__ import main
 from kernels.registers import register_use
@@ -74,11 +76,15 @@ def _plain(assembly: str) -> list[str]:
     return [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith((".loc", "//", "$L__tmp", ".file"))]
 
 
-def _without_witness(kernel, folder):
-    """The kernel as it would be if nobody had ever thought of a witness: its source without the arguments and without what depends on them."""
+def _is_account(text: str) -> bool:
+    return "witness" in text.lower() or "progress" in text.lower()
+
+
+def _without_accounts(kernel, folder):
+    """The kernel as it would be if nobody had ever thought of a witness or of progress: its source without the arguments and what depends on them."""
     tree = ast.parse(pathlib.Path(inspect.getsourcefile(kernel.fn)).read_text())
     (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == kernel.fn.__name__]
-    function.args.args = [argument for argument in function.args.args if "witness" not in argument.arg.lower()]
+    function.args.args = [argument for argument in function.args.args if not _is_account(argument.arg)]
     function.args.defaults = []
 
     def keep(statements):
@@ -86,11 +92,11 @@ def _without_witness(kernel, folder):
             for name in ("body", "orelse"):
                 if hasattr(node, name):
                     setattr(node, name, keep(getattr(node, name)))
-        return [node for node in statements if not (isinstance(node, ast.If) and ast.unparse(node.test) == "WITNESS")]
+        return [node for node in statements if not (isinstance(node, ast.If) and ast.unparse(node.test) in ("WITNESS", "PROGRESS"))]
 
     function.body = keep(function.body)
     source = "import triton\nimport triton.language as tl\n\n\n" + ast.unparse(function) + "\n"
-    assert "witness" not in source.lower()
+    assert not _is_account(source)
     path = folder / f"bare_{kernel.fn.__name__}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -100,12 +106,12 @@ def _without_witness(kernel, folder):
 
 
 @pytest.mark.parametrize("name", ["KV write", "page copy", "attention decode bf16 D64", "attention mixed fp16 D64 window"])
-def test_a_witness_that_nobody_asks_for_costs_not_one_instruction(name, tmp_path):
+def test_accounts_that_nobody_asks_for_cost_not_one_instruction(name, tmp_path):
     variant = VARIANTS[name]
     bare = dataclasses.replace(
         variant,
-        kernel=_without_witness(variant.kernel, tmp_path),
-        constants={key: value for key, value in variant.constants.items() if "witness" not in key.lower()},
+        kernel=_without_accounts(variant.kernel, tmp_path),
+        constants={key: value for key, value in variant.constants.items() if not _is_account(key)},
     )
     with_source, without = (_plain(aot.compile_variant(v, "cuda 90").assembly) for v in (variant, bare))
     assert with_source == without
@@ -126,3 +132,21 @@ def test_table_names_every_kernel_and_target(capsys, monkeypatch):
     assert header.split() == ["kernel", "target", "assembly", "binary", "shared", "registers", "spilled", "seconds"]
     assert [line[:53].split("  ")[0].strip() for line in lines] == ["slot mapping"] * 3 + ["KV write"] * 3
     assert all(target in line for target, line in zip([*aot.TARGETS] * 2, lines, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_recorded_launch_compiles(dtype):
+    """What a close-up shows can be compiled as it is: with its tiles, without the accounts."""
+    cache = torch.zeros(4, 4, 2, 32)
+    tables = torch.zeros(1, 2, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
+    with kernels.recorded_launches() as launches:
+        kernels.paged_attention(
+            torch.zeros(1, 4, 32), cache, cache.clone(), *tables, scale=1.0, progress=kernels.Progress(), backend=kernels.interpreted_like_gpu()
+        )
+        kernels.reshape_and_cache(cache[0], cache[0], cache, cache.clone(), torch.arange(4), backend=kernels.interpreted_like_gpu())
+        kernels.copy_blocks([cache], [cache.clone()], torch.tensor([[1, 2]]), backend=kernels.interpreted_like_gpu())
+        kernels.compute_slot_mapping(tables[1], torch.arange(1), tables[0], torch.zeros(4, dtype=torch.int64), block_size=4, backend="interpret")
+    for launch in launches[:2] + launches[-1:]:
+        done = aot.compile_variant(aot.variant_of(launch, dtype), "cuda 90")
+        assert launch.kernel in done.assembly
+        assert done.binary[:4] == b"\x7fELF"
