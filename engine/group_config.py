@@ -51,6 +51,8 @@ class GroupConfig:
     """One group of layers. Sizes in tokens; `block_size` None: the session's. What a type does not use stays None.
 
     `num_kv_heads`, `head_size`, `num_state_elements` and `dtype_bytes` decide nothing but the size of a page. `layer_names` is what the group is called.
+    Of a model's own groups, `state_shapes` are those of a recurrent state's tensors, instead of `num_state_elements`, and `page_size_padded` the bytes of a
+    page that is larger than what lies in it, to be as large as other groups' pages.
     Raises InvalidInput for an unknown type, a size below 1, a field that the type lacks, and one that it has no use for.
     """
 
@@ -67,6 +69,8 @@ class GroupConfig:
     num_state_elements: int | None = None
     dtype_bytes: int | None = None
     layer_names: tuple[str, ...] = ()
+    state_shapes: tuple[tuple[int, ...], ...] = ()
+    page_size_padded: int | None = None
 
     def __post_init__(self) -> None:
         for _, message in group_problems(self):
@@ -113,10 +117,11 @@ def kv_cache_spec(group: GroupConfig, block_size: int) -> KVCacheSpec:
     if group.type == "mamba":
         return MambaSpec(
             block_size=size,
-            shapes=((group.num_state_elements or 1,),),
+            shapes=group.state_shapes or ((group.num_state_elements or 1,),),
             dtype_bytes=width,
             mamba_cache_mode=group.mamba_cache_mode or "none",
             num_speculative_blocks=group.num_speculative_blocks or 0,
+            page_size_padded=group.page_size_padded,
         )
     attention: dict[str, int] = {"block_size": size, "num_kv_heads": group.num_kv_heads or 1, "head_size": group.head_size or 1, "dtype_bytes": width}
     if group.type == "sliding_window":

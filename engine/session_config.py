@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from engine.core.block_hash import MultiModalFeature
-from engine.core.kv_cache_spec import KVCacheGroupSpec
+from engine.core.kv_cache_spec import MAMBA_CACHE_MODES, KVCacheGroupSpec
 from engine.core.output import SamplingParams
 from engine.errors import InvalidInput
 from engine.group_config import GroupConfig, describe, group_specs, resolve_kv_cache_block_sizes
@@ -49,9 +49,13 @@ class SessionConfig:
 
     `free_queue_order`: the pool is prepared so that these ids are popped first, in this order (rule S24). `max_model_len` None: the session's default.
     `kv_cache_groups`: without any there is one full-attention group of `block_size`, or those that a model's layers ask for: `model_groups`, which the session
-    fills in. `sliding_window` replaces the window of the model, in tokens. `hash_block_size` and `scheduler_block_size` None: by rule R2.6, with
+    fills in. `sliding_window` replaces the window of the model, in tokens; `mamba_cache_mode` says which states of its Mamba layers are kept (None: `align`
+    with prefix caching, `none` without; vLLM 0.27.0 would take `all` for Mamba2 layers, and caches no prefix of a hybrid model unless told to).
+    `hash_block_size` and `scheduler_block_size` None: by rule R2.6, with
     `prefix_match_unit`. `dcp_rank`: the rank whose memory the frames show, when the tokens of a block are spread over `decode_context_parallel_size` ranks.
     `kernel_witness`: each step says what every kernel program read and wrote, in the layers that run on kernels; None: in small pools.
+    `clear_rows`: whether the worker zeroes a row of its block table when the request leaves it (R8.2). vLLM's V1 model runner does; the tables that its V2
+    model runner gathers for a batch are only written over, so that behind a short row the end of a longer one stays.
     """
 
     num_blocks: int
@@ -71,6 +75,7 @@ class SessionConfig:
     max_frames: int = 20_000
     kv_cache_groups: tuple[GroupConfig, ...] = ()
     sliding_window: int | None = None
+    mamba_cache_mode: str | None = None
     model_groups: tuple[GroupConfig, ...] = ()
     hash_block_size: int | None = None
     scheduler_block_size: int | None = None
@@ -84,6 +89,7 @@ class SessionConfig:
     cp_kv_cache_interleave_size: int = 1
     attention_shares: bool = False
     kernel_witness: bool | None = None
+    clear_rows: bool = True
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for a size below 1, a pool without a usable block, an impossible free queue order, or groups that do not go together."""
@@ -102,7 +108,10 @@ class SessionConfig:
         ranks = self.decode_context_parallel_size
         if not 0 <= self.dcp_rank < ranks:
             raise InvalidInput(f"dcp_rank is {self.dcp_rank}, but with decode_context_parallel_size {ranks} the ranks are 0 to {ranks - 1}")
-        self.block_sizes()
+        if self.mamba_cache_mode not in (None, *MAMBA_CACHE_MODES):
+            raise InvalidInput(f"there is no mamba_cache_mode “{self.mamba_cache_mode}”; choose one of {', '.join(MAMBA_CACHE_MODES)}")
+        if self.kv_cache_groups or self.model_groups:  # else a model's groups may still come (`with_groups_of_model`)
+            self.block_sizes()
 
     def group_specs(self) -> list[KVCacheGroupSpec]:
         """The groups as the core takes them: those that are named, or the model's, or one full-attention group."""

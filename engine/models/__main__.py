@@ -1,5 +1,5 @@
-"""`python -m engine.models list [--json] | pull NAME | card NAME | train tiny|tiny-swa [--out FOLDER] [--steps N]`. Exit code 0: done; 2: one sentence says
-why not."""
+"""`python -m engine.models list [--json] | pull NAME | card NAME | train tiny|tiny-swa|tiny-hybrid [--out FOLDER] [--steps N]`. Exit code 0:
+done; 2: one sentence says why not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.errors import InvalidInput, PagewalkError
-from engine.models.catalog import EMBEDDED, SMOLLM2, TINY, TINY_SWA, list_models, resolve
+from engine.models.catalog import EMBEDDED, SMOLLM2, list_models, resolve
 from engine.models.download import Progress
 
 SMOLLM2_CARD = """smollm2-135m: SmolLM2-135M-Instruct
@@ -76,9 +76,9 @@ def build_parser() -> argparse.ArgumentParser:
     pulling = commands.add_parser("pull", help="fetch a model once; offline afterwards")
     pulling.add_argument("name", help=SMOLLM2)
     card = commands.add_parser("card", help="what a model is and what to expect of it")
-    card.add_argument("name", help=f"{TINY}, {TINY_SWA}, {SMOLLM2} or a folder")
+    card.add_argument("name", help=f"{', '.join(EMBEDDED)}, {SMOLLM2} or a folder")
     training = commands.add_parser("train", help="train an embedded model from nothing (minutes)")
-    training.add_argument("name", choices=[TINY, TINY_SWA])
+    training.add_argument("name", choices=list(EMBEDDED))
     training.add_argument("--out", type=Path, default=None, help="folder to write, default: the one in the repository")
     training.add_argument("--steps", type=int, default=None, help="training steps")
     return parser

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import InvalidInput
-from engine.models.tiny_tokenizer import TINY_DIR, TINY_SWA_DIR
+from engine.models.tiny_tokenizer import TINY_DIR, TINY_HYBRID_DIR, TINY_SWA_DIR
 from engine.models.tokenizer import read_json
 
 TINY = "tiny"
 TINY_SWA = "tiny-swa"
+TINY_HYBRID = "tiny-hybrid"
 SMOLLM2 = "smollm2-135m"
 
-# Architectures whose attention layers take a registered attention function and need nothing else from it (no soft-capping, no attention sinks).
+# Architectures whose attention layers take a registered attention function and need nothing else from it (no soft-capping, no attention sinks), and
+# whose other layers, if any, are Mamba2 layers as Bamba has them.
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -26,9 +28,10 @@ SUPPORTED_ARCHITECTURES = (
     "GemmaForCausalLM",
     "Gemma3ForCausalLM",
     "SmolLM3ForCausalLM",
+    "BambaForCausalLM",
 )
 
-EMBEDDED = {TINY: TINY_DIR, TINY_SWA: TINY_SWA_DIR}
+EMBEDDED = {TINY: TINY_DIR, TINY_SWA: TINY_SWA_DIR, TINY_HYBRID: TINY_HYBRID_DIR}
 """Models whose weights are part of the repository, and where they lie."""
 
 
@@ -82,6 +85,14 @@ def list_models() -> list[ModelInfo]:
             "",
             "Apache-2.0",
             str(TINY_SWA_DIR),
+        ),
+        ModelInfo(
+            TINY_HYBRID,
+            "6 layers, attention and Mamba2 in turn; the words and passages of tiny, in two KV-cache groups, one of them of recurrent states",
+            not missing_files(TINY_HYBRID_DIR),
+            "",
+            "Apache-2.0",
+            str(TINY_HYBRID_DIR),
         ),
         ModelInfo(
             SMOLLM2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,16 @@ def load_model(name_or_path: str) -> LoadedModel:
         return _loaded[folder]
 
 
+def _is_no_kernel_remark(record: logging.LogRecord) -> bool:
+    return "falling back to its reference PyTorch implementation" not in record.getMessage()
+
+
+def quiet_reference_implementations() -> None:
+    """Layers with a recurrent state run on the functions of transformers itself on purpose: that a faster package is not installed is no news to a reader of
+    the output. Every other remark of that logger still appears."""
+    logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_kernel_remark)
+
+
 def fingerprint_of(folder: Path) -> str:
     """16 hex digits of the SHA-256 over the names and contents of the weights and the tokenizer.
 
@@ -83,9 +94,10 @@ def fingerprint_of(folder: Path) -> str:
 def _load(name: str, folder: Path) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.disable_progress_bar()  # a second's work; a bar would run into what commands print
+    quiet_reference_implementations()
+    transformers_logging.disable_progress_bar()  # a second's work; a bar would run into what commands print
     tokenizer = tokenizer_of_folder(folder)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TINY_DIR = Path(__file__).parent / "tiny"
 TINY_SWA_DIR = Path(__file__).parent / "tiny-swa"  # the same words, layers with a sliding window
+TINY_HYBRID_DIR = Path(__file__).parent / "tiny-hybrid"  # the same words, layers with a recurrent state
 EOS = "<eos>"
 # A word keeps its apostrophes; "--" and "=>" are one sign each; any other sign and any digit stands alone.
 WORD_PATTERN = r" ?\p{L}+(?:['’]\p{L}+)*| ?--| ?=>| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"

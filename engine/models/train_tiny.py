@@ -1,8 +1,9 @@
-"""Trains an embedded model from nothing: `python -m engine.models train tiny|tiny-swa [--out FOLDER] [--steps N]`.
+"""Trains an embedded model from nothing: `python -m engine.models train tiny|tiny-swa|tiny-hybrid [--out FOLDER] [--steps N]`.
 
-A small model learns the passages by heart: `tiny` with full attention in every layer, `tiny-swa` with a window of 8 tokens in two layers of three. Every
-training row starts at a random token of a random passage (or at its beginning), runs on to the passage's end, `<eos>`, and further passages in random order,
-so a prompt from the middle of a passage continues as well. Seeded and on one thread: the same machine gives the same weights again.
+A small model learns the passages by heart: `tiny` with full attention in every layer, `tiny-swa` with a window of 8 tokens in two layers of three,
+`tiny-hybrid` with a recurrent state instead of attention in every second layer. Every training row starts at a random token of a random passage (or at its
+beginning), runs on to the passage's end, `<eos>`, and further passages in random order, so a prompt from the middle of a passage continues as well. Seeded
+and on one thread: the same machine gives the same weights again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.models.tiny_tokenizer import EOS, TINY_DIR, TINY_SWA_DIR, build_tokenizer, read_passages
+from engine.models.loader import quiet_reference_implementations
+from engine.models.tiny_tokenizer import EOS, TINY_DIR, TINY_HYBRID_DIR, TINY_SWA_DIR, build_tokenizer, read_passages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +87,43 @@ def build_tiny_swa(vocab_size: int, eos_token_id: int) -> PreTrainedModel:
     )
 
 
-RECIPES = {"tiny": Recipe(TINY_DIR, build_tiny, 400), "tiny-swa": Recipe(TINY_SWA_DIR, build_tiny_swa, 400)}
+def build_tiny_hybrid(vocab_size: int, eos_token_id: int) -> PreTrainedModel:
+    """Bamba's architecture: attention and Mamba2 in turn, by rule R4.2 two groups of three layers.
+
+    Every query head has keys of its own, and a state is small (4 heads of 32 * 8 numbers, and the last 3 inputs of a convolution over 144 channels), so that
+    it fits into a page of 4 tokens."""
+    from transformers import BambaConfig, BambaForCausalLM
+
+    return BambaForCausalLM(
+        BambaConfig(
+            vocab_size=vocab_size,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=6,
+            attn_layer_indices=[0, 2, 4],
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            head_dim=32,
+            mamba_n_heads=4,
+            mamba_d_head=32,
+            mamba_d_state=8,
+            mamba_d_conv=4,
+            mamba_expand=1,
+            mamba_chunk_size=4,
+            max_position_embeddings=MAX_MODEL_LEN,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=eos_token_id,
+            pad_token_id=None,
+        )
+    )
+
+
+RECIPES = {
+    "tiny": Recipe(TINY_DIR, build_tiny, 400),
+    "tiny-swa": Recipe(TINY_SWA_DIR, build_tiny_swa, 400),
+    "tiny-hybrid": Recipe(TINY_HYBRID_DIR, build_tiny_hybrid, 400),
+}
 
 
 def sample_row(passages: list[list[int]], eos_token_id: int, length: int, rng: random.Random) -> list[int]:
@@ -103,6 +141,7 @@ def train(recipe: Recipe, out: Path, steps: int, report: Callable[[str], None] =
     import torch
     from transformers import PreTrainedTokenizerFast
 
+    quiet_reference_implementations()
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     rng = random.Random(SEED)

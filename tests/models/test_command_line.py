@@ -24,11 +24,14 @@ def test_list_as_json(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(model["name"], model["installed"], model["licence"]) for model in models] == [
         ("tiny", True, "Apache-2.0"),
         ("tiny-swa", True, "Apache-2.0"),
+        ("tiny-hybrid", True, "Apache-2.0"),
         ("smollm2-135m", False, "Apache-2.0"),
     ]
 
 
-@pytest.mark.parametrize(("name", "says"), [("tiny", "by heart"), ("tiny-swa", "sliding window"), ("smollm2-135m", "Apache-2.0")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("tiny", "by heart"), ("tiny-swa", "sliding window"), ("tiny-hybrid", "recurrent state"), ("smollm2-135m", "Apache-2.0")]
+)
 def test_cards(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["card", name]) == 0
     assert says in capsys.readouterr().out

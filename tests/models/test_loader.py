@@ -36,10 +36,11 @@ def refusal(name: str) -> str:
 
 
 def test_tiny_is_installed_and_smollm2_says_how_to_get_it(cache: Path) -> None:
-    tiny, tiny_swa, smollm2 = list_models()
-    assert (tiny_swa.name, tiny_swa.installed, tiny_swa.how_to_get) == ("tiny-swa", True, "")
-    assert (tiny.name, tiny.installed, tiny.how_to_get) == ("tiny", True, "")
-    assert (smollm2.name, smollm2.installed) == ("smollm2-135m", False)
+    by_name = {info.name: info for info in list_models()}
+    smollm2 = by_name["smollm2-135m"]
+    for name in ("tiny", "tiny-swa", "tiny-hybrid"):
+        assert (by_name[name].installed, by_name[name].how_to_get) == (True, ""), name
+    assert not smollm2.installed
     assert smollm2.how_to_get == "python -m engine.models pull smollm2-135m"
     assert str(cache) in smollm2.path
 
@@ -98,7 +99,7 @@ def test_other_llama_like_folders_load(architecture: str, tmp_path: Path) -> Non
 def test_an_unknown_name_is_told_the_choices_and_the_pull_command() -> None:
     text = refusal("gpt-17")
     assert "'gpt-17'" in text
-    assert "tiny, tiny-swa, smollm2-135m" in text
+    assert "tiny, tiny-swa, tiny-hybrid, smollm2-135m" in text
     assert "python -m engine.models pull smollm2-135m" in text
     assert "There is no model named ''" in refusal("")
 
