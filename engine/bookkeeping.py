@@ -6,12 +6,14 @@ says in every event that nothing was computed (`backend` "none", 0 layers).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.kv_cache_spec import KVCacheSpec, MambaSpec
 from engine.core.output import ModelRunnerOutput, SampledToken, SamplingParams, SchedulerOutput
-from engine.trace.events import BlocksCopied, Cause, CauseKind, Emit, Fact, KVWritten, RowUpdated, SlotsMapped, StateWritten
+from engine.plain_rows import PlainRows
+from engine.state_steps import state_steps
+from engine.trace.events import BlocksCopied, Cause, CauseKind, Emit, Fact, KVWritten, SlotsMapped, StateWritten
 from engine.trace.frame import WorkerRow
 
 
@@ -37,23 +39,23 @@ class BookkeepingRunner:
     """A worker without a model. Every output token comes from `forced_token_ids`.
 
     `specs`: one per KV-cache group. Groups of recurrent states have no slots: they write a state per step (R8.5). With several ranks the slots of each are
-    mapped, and what is written is written on the rank that is shown.
+    mapped, and what is written is written on the rank that is shown. `clears_rows`: as `PlainRows` has it.
     """
 
-    def __init__(self, specs: Sequence[KVCacheSpec], emit: Emit, parallelism: ContextParallelism | None = None) -> None:
+    def __init__(self, specs: Sequence[KVCacheSpec], emit: Emit, parallelism: ContextParallelism | None = None, *, clears_rows: bool = True) -> None:
         self.slot_mapping: tuple[int, ...] = ()
         """Slot per token of the last step's batch, in the first attention group, on the rank that is shown."""
         self._specs = tuple(specs)
         self._parallelism = parallelism or ContextParallelism()
         self._emit = emit
-        self._tables: dict[str, tuple[list[int], ...]] = {}
+        self._rows = PlainRows(len(specs), emit, clears_rows=clears_rows)
         self._tokens: dict[str, list[int]] = {}
         self._params: dict[str, SamplingParams] = {}
         self._num_prompt_tokens: dict[str, int] = {}
 
     def rows(self) -> tuple[WorkerRow, ...]:
-        """The rows in batch order."""
-        return tuple(WorkerRow(row, request_id, tuple(tuple(t) for t in tables)) for row, (request_id, tables) in enumerate(self._tables.items()))
+        """The occupied rows, ascending."""
+        return self._rows.rows()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Rows, copies, slots, writes, tokens, in the order of R8.6. Mutates its rows and tokens."""
@@ -80,7 +82,7 @@ class BookkeepingRunner:
         return group_id if len(self._specs) > 1 else None
 
     def _slots(self, request_id: str, group_id: int, positions: list[int], rank: int | None = None) -> list[int]:
-        row, size = self._tables[request_id][group_id], self._specs[group_id].block_size
+        row, size = self._rows.table(request_id, group_id), self._specs[group_id].block_size
         rank = self._parallelism.rank if rank is None else rank
         return [slot_of(position, row, size, self._parallelism, rank) for position in positions]
 
@@ -119,10 +121,10 @@ class BookkeepingRunner:
 
     def _write_states(self, request_id: str, group_id: int, spec: MambaSpec, positions: list[int]) -> None:
         """The states that this step leaves behind: in mode ``all`` one at the end of each block and after the last token, otherwise the last one."""
-        row = self._tables[request_id][group_id]
-        for block_id, num_tokens in _states(row, spec, positions[0], positions[-1] + 1):
+        row = self._rows.table(request_id, group_id)
+        for step in state_steps(row, spec.block_size, spec.mamba_cache_mode, positions[0], positions[-1] + 1):
             cause = Cause(CauseKind.BLOCK_TABLE_LOOKUP)
-            self._emit(StateWritten(cause=cause, request_id=request_id, group_id=self._group(group_id), block_id=block_id, num_tokens=num_tokens))
+            self._emit(StateWritten(cause=cause, request_id=request_id, group_id=self._group(group_id), **step._asdict()))
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         if pairs:
@@ -146,53 +148,20 @@ class BookkeepingRunner:
         """Follow the scheduler's tables (R8.2, R8.3); returns num_computed_tokens per scheduled request."""
         computed: dict[str, int] = {}
         for request_id in sorted(output.finished_req_ids | output.preempted_req_ids):
-            if request_id in self._tables:
-                row = list(self._tables).index(request_id)
-                del self._tables[request_id]
-                for group_id in range(len(self._specs)):
-                    self._row_event(request_id, group_id, row, 0, [], CauseKind.LEFT_BATCH)
+            self._rows.remove(request_id)
         for new in output.scheduled_new_reqs:
             self._tokens[new.req_id] = list(new.prompt_token_ids)
             self._num_prompt_tokens[new.req_id] = len(new.prompt_token_ids)
             self._params[new.req_id] = new.sampling_params
             computed[new.req_id] = new.num_computed_tokens
-            self._add_row(new.req_id, new.block_ids)
+            self._rows.add(new.req_id, new.block_ids)
         cached = output.scheduled_cached_reqs
         for request_id, block_ids, num_computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             computed[request_id] = num_computed
             if request_id in cached.resumed_req_ids:
-                self._tables.pop(request_id, None)
-                self._add_row(request_id, block_ids or tuple([] for _ in self._specs))
+                self._rows.remove(request_id)
+                self._rows.add(request_id, block_ids or tuple([] for _ in self._specs))
             elif block_ids is not None:
-                self._append(request_id, block_ids)
+                self._rows.append(request_id, block_ids)
+        self._rows.condense()
         return computed
-
-    def _add_row(self, request_id: str, block_ids: tuple[list[int], ...]) -> None:
-        self._tables[request_id] = tuple(list(ids) for ids in block_ids)
-        row = list(self._tables).index(request_id)
-        for group_id, ids in enumerate(block_ids):
-            self._row_event(request_id, group_id, row, 0, ids, CauseKind.ADDED_TO_BATCH)
-
-    def _append(self, request_id: str, block_ids: tuple[list[int], ...]) -> None:
-        row = list(self._tables).index(request_id)
-        for group_id, (table, ids) in enumerate(zip(self._tables[request_id], block_ids, strict=True)):
-            if ids:
-                start = len(table)
-                table.extend(ids)
-                self._row_event(request_id, group_id, row, start, ids, CauseKind.APPENDED)
-
-    def _row_event(self, request_id: str, group_id: int, row: int, start: int, block_ids: list[int], kind: CauseKind) -> None:
-        self._emit(RowUpdated(cause=Cause(kind), request_id=request_id, group_id=group_id, row=row, start=start, block_ids=list(block_ids)))
-
-
-def _states(row: list[int], spec: MambaSpec, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Block and prefix length of each state that computing the tokens start..end-1 writes. Null blocks take none."""
-    size = spec.block_size
-    if spec.mamba_cache_mode == "none":
-        yield row[0], end
-        return
-    ends = [*range((start // size + 1) * size, end, size), end] if spec.mamba_cache_mode == "all" else [end]
-    for num_tokens in ends:
-        block_id = row[-(-num_tokens // size) - 1]
-        if block_id:
-            yield block_id, num_tokens

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from engine.bookkeeping import BookkeepingRunner, ContextParallelism
-from engine.core.kv_cache_spec import FullAttentionSpec
+from engine.core.kv_cache_spec import FullAttentionSpec, MambaSpec
 from engine.errors import EngineError, InvalidInput
 from engine.model_groups import layer_groups_of
 from engine.paper.config import PaperConfig
@@ -120,6 +120,7 @@ class RunnerChoice(Generic[C]):
         import torch
 
         from engine.models import load_model
+        from engine.worker.attention import attention_layers_of
         from engine.worker.device import choose_device, model_on
         from engine.worker.kernel_settings import choose_kernel_settings
 
@@ -128,7 +129,13 @@ class RunnerChoice(Generic[C]):
         loaded = load_model(self.model["name"])
         self.model.update(fingerprint=loaded.fingerprint, **loaded.shape)
         device = choose_device(self._requested)
-        settings = choose_kernel_settings(self._requested, self._interpreted_layers, num_layers=loaded.shape["num_layers"], device=device)
+        settings = choose_kernel_settings(
+            self._requested,
+            self._interpreted_layers,
+            num_layers=loaded.shape["num_layers"],
+            device=device,
+            attention_layers=attention_layers_of(loaded.model),
+        )
         self.backend.update(name=settings.backend.name, reason=settings.backend.reason, interpreted_layers=list(settings.interpreted_layers))
         if max_model_len is not None and max_model_len > loaded.max_model_len:
             raise EngineError(f"max_model_len is {max_model_len}, but {loaded.name} has {loaded.max_model_len} positions; give a smaller one")
@@ -160,9 +167,9 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
         config = self._config
         groups = config.group_specs()
         specs = [group.kv_cache_spec for group in groups]
-        # Groups of windows alone let go of old blocks, so that the pool does not bound a request's length.
-        bounded = any(isinstance(spec, FullAttentionSpec) for spec in specs)
-        loaded = self._load((config.num_blocks - 1) * specs[0].block_size if bounded else DEFAULT_MAX_MODEL_LEN, config.max_model_len)
+        # Groups of windows or states alone let go of old blocks, so that the pool does not bound a request's length.
+        full = next((spec for spec in specs if isinstance(spec, FullAttentionSpec)), None)
+        loaded = self._load((config.num_blocks - 1) * full.block_size if full is not None else DEFAULT_MAX_MODEL_LEN, config.max_model_len)
         runner = ModelRunner(
             loaded.model,
             num_blocks=config.num_blocks,
@@ -177,18 +184,28 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
             sliding_windows=[spec.event_sliding_window for spec in specs],
             attention_shares=config.attention_shares,
             kernel_witness=is_wanted(config.kernel_witness, config.num_blocks),
+            mamba_cache_modes=[spec.mamba_cache_mode if isinstance(spec, MambaSpec) else None for spec in specs],
         )
         runner.layer_capture = self.layer_capture
+        if not config.clear_rows:
+            runner.block_table.leave_rows_as_they_are()
         return runner
 
     def _bookkeeping_runner(self, emit: Emit) -> BookkeepingRunner:
         config = self._config
         parallelism = ContextParallelism(config.decode_context_parallel_size, config.dcp_rank, config.cp_kv_cache_interleave_size)
-        return BookkeepingRunner([group.kv_cache_spec for group in config.group_specs()], emit, parallelism)
+        return BookkeepingRunner([group.kv_cache_spec for group in config.group_specs()], emit, parallelism, clears_rows=config.clear_rows)
 
 
 class PaperRunnerChoice(RunnerChoice[PaperConfig]):
     """For the paper's engine: `engine.worker.sequence_runner.SequenceRunner` or `engine.paper_bookkeeping.PaperBookkeepingRunner`."""
+
+    def _check_config(self, config: PaperConfig) -> None:
+        from engine.models import has_mamba_layers
+
+        name = self.model["name"]
+        if has_mamba_layers(name):
+            raise InvalidInput(f"{name} has layers with a recurrent state, which the paper's engine does not know; take tiny, or a scene of vLLM V1")
 
     def make(self, emit: Emit) -> IterationRunner:
         """Load the model (once per process) and build its runner. Mutates and raises as `V1RunnerChoice.make`."""

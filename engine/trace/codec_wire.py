@@ -49,12 +49,13 @@ class WireRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     cumulative_logprob: float | None = None
 
 
-class WireRow(msgspec.Struct, frozen=True):
-    """A WorkerRow with its lists named."""
+class WireRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A WorkerRow with its lists named, but for what is stale: that is short and only ever gets shorter."""
 
     row: int
     request_id: str
     block_ids: tuple[Part, ...]
+    stale_block_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class WireQueueMoves(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -214,7 +215,7 @@ class Writer:
 
     def _row(self, row: WorkerRow) -> WireRow:
         parts = tuple(self._ints.part(("row", row.request_id, group_id), ids) for group_id, ids in enumerate(row.block_ids))
-        return WireRow(row.row, row.request_id, parts)
+        return WireRow(row.row, row.request_id, parts, row.stale_block_ids)
 
 
 class Reader:
@@ -225,7 +226,7 @@ class Reader:
         self._elements_left = MAX_ELEMENTS
         self._parts: dict[tuple[str, Part], tuple[Any, ...]] = {}
         self._requests = [self._request(state) for state in wire.request_states]
-        self._rows = [WorkerRow(r.row, r.request_id, tuple(self._ints(part) for part in r.block_ids)) for r in wire.worker_rows]
+        self._rows = [WorkerRow(r.row, r.request_id, tuple(self._ints(part) for part in r.block_ids), r.stale_block_ids) for r in wire.worker_rows]
         self._queue: Replay[int, int] = Replay(_same)
         self._map: Replay[str, MapEntry] = Replay(_KEY)
 

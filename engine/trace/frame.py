@@ -75,11 +75,15 @@ class RequestState(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """One row of the worker's block table, per group. It may differ from the manager's table (R8.3)."""
+    """One row of the worker's block table, per group. It may differ from the manager's table (R8.3).
+
+    `stale_block_ids`: per group what stands in the row behind its length, left by an earlier occupant; () where that is nothing in any group (R8.2).
+    """
 
     row: int
     request_id: str
     block_ids: tuple[tuple[int, ...], ...]
+    stale_block_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class Counters(msgspec.Struct, frozen=True):

@@ -56,7 +56,8 @@ class InputBatch:
 
     def rows(self) -> tuple[WorkerRow, ...]:
         """The occupied rows, ascending."""
-        return tuple(WorkerRow(row, req_id, self.block_table.row(row)) for row, req_id in enumerate(self.req_ids) if req_id is not None)
+        table = self.block_table
+        return tuple(WorkerRow(row, req_id, table.row(row), table.stale_tails(row)) for row, req_id in enumerate(self.req_ids) if req_id is not None)
 
     def remove_request(self, req_id: str) -> None:
         """Clear the request's row and leave it empty. Nothing happens for a request that is not in the batch."""

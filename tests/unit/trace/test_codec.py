@@ -16,7 +16,7 @@ from engine.session import Session
 from engine.session_config import RequestSpec, SessionConfig
 from engine.trace import codec, codec_wire
 from engine.trace.events import EVENT_KINDS, AnyEvent, RequestPreempted, kind_of
-from engine.trace.frame import Trace
+from engine.trace.frame import Trace, WorkerRow
 from engine.trace.shared_sequence import SharedSequence
 from tests.unit.trace import frames as f
 
@@ -81,6 +81,16 @@ def test_lists_that_grow_stand_once() -> None:
     data = json.loads(codec.encode_json(recorded()))
     assert sum(len(ids) == 40 for ids in data["int_lists"]) == 2
     assert [len(digests) for digests in data["hash_lists"]] == [10, 10]
+
+
+def test_what_stands_behind_a_row_comes_back() -> None:
+    """R8.2: the end of a longer row; a row without one is written as before."""
+    rows = (WorkerRow(0, "A", ((7, 8, 9), ())), WorkerRow(0, "A", ((7, 8, 9), ()), ((4, 5, 6), ())))
+    first = f.frame()
+    trace = f.trace(*(msgspec.structs.replace(first, seq=seq, rows=(row,)) for seq, row in enumerate(rows)))
+    back = codec.decode_json(data := codec.encode_json(trace))
+    assert [frame.rows for frame in back.frames] == [(row,) for row in rows]
+    assert [entry.get("stale_block_ids") for entry in json.loads(data)["worker_rows"]] == [None, [[4, 5, 6], []]]
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
