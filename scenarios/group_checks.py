@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engine.group_config import GroupConfig, group_problems
-from scenarios.model_groups import groups_on, has_windows
+from engine.models.mamba_state import cache_mode_problem, state_does_not_fit
+from scenarios.model_groups import groups_on, has_states, has_windows, smallest_block_size
 from scenarios.problems import Path
 from scenarios.schema import Config, Group, Scenario
 
@@ -20,7 +21,9 @@ def check_groups(scenario: Scenario) -> Iterator[tuple[Path, str]]:
         for name, message in group_problems(group):
             wrong = True
             yield ("config", "kv_cache_groups", index, *([name] if getattr(group, name) is not None else [])), message
-    if not wrong:
+    states = list(_states(scenario))
+    yield from states
+    if not wrong and not states:
         yield from _sizes(config, config.kv_cache_groups or groups_on(scenario, scenario.model))
     yield from _ranks(config)
     window = config.sliding_window
@@ -34,6 +37,23 @@ def check_groups(scenario: Scenario) -> Iterator[tuple[Path, str]]:
         yield ("config", "kv_cache_groups"), f"the groups of {scenario.model} come from its layers; leave this out, or set “model” to none"
     if config.decode_context_parallel_size > 1:
         yield ("config", "decode_context_parallel_size"), "a model runs on one rank here; leave this out, or set “model” to none"
+
+
+def _states(scenario: Scenario) -> Iterator[tuple[Path, str]]:
+    """What the recurrent states of the scenario's model have to do with its settings."""
+    config, model = scenario.config, scenario.model
+    mode = config.mamba_cache_mode
+    if model == "none":
+        if mode is not None:
+            message = "without a model there are no Mamba layers to tell it; name a group with this mode in “kv_cache_groups”"
+            yield ("config", "mamba_cache_mode"), message
+        return
+    problem = cache_mode_problem(model, mode, enable_prefix_caching=config.enable_prefix_caching, has_states=has_states(model))
+    if problem is not None:
+        yield ("config", "mamba_cache_mode"), f"this is {mode}, but {problem}"
+    smallest = smallest_block_size(model)
+    if config.block_size < smallest:
+        yield ("config", "block_size"), f"this is {config.block_size}, but {state_does_not_fit(model, smallest)}"
 
 
 def _sizes(config: Config, named: Sequence[Group | GroupConfig]) -> Iterator[tuple[Path, str]]:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from engine.errors import InvalidInput
 from engine.group_config import GroupConfig
-from engine.models import kv_cache_groups_of, sliding_window_of
+from engine.models import has_mamba_layers, kv_cache_groups_of, sliding_window_of, smallest_block_size_of
 from engine.session_base import NO_MODEL
 from scenarios.schema import Scenario
 
 
 def groups_on(scenario: Scenario, model: str) -> tuple[GroupConfig, ...]:
     """The groups that `model` has with the scenario's settings; () for one full-attention group, and for a model that is not there or
-    cannot have the scenario's window."""
+    cannot have the scenario's window, mode or block size."""
     if model == NO_MODEL or scenario.engine != "v1":
         return ()
+    config = scenario.config
     try:
-        return kv_cache_groups_of(model, scenario.config.block_size, scenario.config.sliding_window)
+        return kv_cache_groups_of(
+            model,
+            config.block_size,
+            config.sliding_window,
+            mamba_cache_mode=config.mamba_cache_mode,
+            enable_prefix_caching=config.enable_prefix_caching,
+            max_model_len=config.max_model_len,
+        )
     except InvalidInput:
         return ()  # said where the model is looked for, and by `check_groups`
 
@@ -31,3 +39,19 @@ def has_windows(model: str) -> bool:
         return sliding_window_of(model) is not None
     except InvalidInput:
         return True
+
+
+def has_states(model: str) -> bool:
+    """Whether some layer of the model has a recurrent state; False for a model that is not there."""
+    try:
+        return has_mamba_layers(model)
+    except InvalidInput:
+        return False
+
+
+def smallest_block_size(model: str) -> int:
+    """The fewest tokens per block that the model can have; 1 for a model that is not there."""
+    try:
+        return smallest_block_size_of(model)
+    except InvalidInput:
+        return 1

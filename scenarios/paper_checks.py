@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from engine.paper.sequence import SequenceStatus
 from scenarios.messages import did_you_mean
+from scenarios.model_groups import has_states
 from scenarios.problems import Path
 from scenarios.schema import Expectation, RequestPart, Scenario
 
@@ -17,7 +18,8 @@ PAPER_STATUSES = tuple(status.name for status in SequenceStatus)
 _V1_CONFIG = (
     *("enable_prefix_caching", "prefix_caching_hash_algo", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "policy", "kv_cache_groups"),
     *("hash_block_size", "scheduler_block_size", "prefix_match_unit", "retention_interval", "use_eagle", "async_scheduling", "compat"),
-    *("decode_context_parallel_size", "dcp_rank", "cp_kv_cache_interleave_size", "sliding_window"),
+    *("decode_context_parallel_size", "dcp_rank", "cp_kv_cache_interleave_size", "sliding_window", "clear_rows"),
+    "mamba_cache_mode",
 )
 _V1_REQUEST = ("cache_salt", "lora_name", "lora_int_id", "mm_features", "priority")
 _V1_ACTIONS = ("reset_prefix_cache", "evict_blocks")
@@ -44,6 +46,8 @@ def check_engine(scenario: Scenario) -> _Found:
             yield ("prefixes",), _belongs("prefixes", "the paper's engine", "paper")
         return
     yield from _only("vLLM V1", "v1", scenario, _V1_CONFIG, _V1_REQUEST, _V1_ACTIONS, _V1_FACTS)
+    if has_states(scenario.model):
+        yield ("model",), f"{scenario.model} has layers with a recurrent state, which the paper's engine does not know; take tiny, or set “engine” to v1"
     yield from _prefixes(scenario)
     yield from _names(scenario)
     yield from _aborts(scenario)

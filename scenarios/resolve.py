@@ -43,6 +43,7 @@ def session_config(scenario: Scenario, num_positions: int | None) -> SessionConf
         max_frames=min(MAX_FRAMES, MAX_BLOCK_STATES // config.num_blocks),
         kv_cache_groups=group_configs(config),
         sliding_window=config.sliding_window,
+        mamba_cache_mode=config.mamba_cache_mode,
         hash_block_size=config.hash_block_size,
         scheduler_block_size=config.scheduler_block_size,
         prefix_match_unit=config.prefix_match_unit,
@@ -55,6 +56,7 @@ def session_config(scenario: Scenario, num_positions: int | None) -> SessionConf
         cp_kv_cache_interleave_size=config.cp_kv_cache_interleave_size,
         attention_shares=config.attention_shares,
         kernel_witness=config.kernel_witness,
+        clear_rows=config.clear_rows,
     )
 
 

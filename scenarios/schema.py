@@ -116,6 +116,9 @@ class Config(_Part):
     sliding_window: int | None = Field(
         None, ge=1, le=1_000_000, description="replaces the window of a model's sliding-window layers, in tokens; with another than its own its text may suffer"
     )
+    mamba_cache_mode: Literal["all", "align", "none"] | None = Field(
+        None, description="which states of a model's Mamba layers are kept; default: align with prefix caching, none without"
+    )
     hash_block_size: int | None = Field(None, ge=1, le=65536, description="tokens per prefix hash; default: by vLLM's rule")
     scheduler_block_size: int | None = Field(None, ge=1, le=65536, description="tokens on which hits of several groups end; default: by vLLM's rule")
     prefix_match_unit: int | None = Field(None, ge=1, le=65536, description="finer hashes than the groups' blocks ask for")
@@ -128,6 +131,7 @@ class Config(_Part):
     cp_kv_cache_interleave_size: int = Field(1, ge=1, le=MAX_BLOCK_SIZE, description="tokens dealt to a rank in turn")
     attention_shares: bool = Field(False, description="record how much attention each block gets")
     kernel_witness: bool | None = Field(None, description="record and check which slots every kernel program touches; default: in pools of up to 256 blocks")
+    clear_rows: bool = Field(True, description="zero a row of the worker's block table when its request leaves it; vLLM's V2 model runner does not")
     num_cpu_blocks: int = Field(0, ge=0, le=MAX_NUM_BLOCKS, description="blocks of the swap space; only with the engine “paper”")
     preemption_mode: Literal["auto", "swap", "recompute"] = Field("auto", description="how preempted groups come back; only with the engine “paper”")
 
@@ -253,6 +257,8 @@ class Expectation(_Part):
     block_table: dict[str, BlockTable] | None = Field(
         None, description="request -> physical block ids in logical order; with several groups a list per group, or of the group that `at` names"
     )
+    worker_row: dict[str, BlockTable] | None = Field(None, description="request -> its row of the worker's block table, in the shape of block_table")
+    stale_tail: dict[str, BlockTable] | None = Field(None, description="request -> what stands in its row behind its length, in the shape of block_table")
     num_filled: dict[Key, int] | None = Field(None, description="block -> slots that hold a key and a value")
     block_tokens: dict[Key, list[str | None]] | None = Field(None, description="block -> text of the token in each slot, null for an empty slot")
     ref_cnt: dict[Key, int] | None = None

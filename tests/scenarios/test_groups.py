@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidInput
+from engine.model_groups import with_groups_of_model
 from engine.trace.events import BlockCached, BlocksAllocated, Cause, CauseKind, GroupLookup, PrefixLookup, SlotsMapped
 from engine.trace.frame import BlockState, Counters, Frame, RequestState, Trace, TraceHeader
 from scenarios import ScenarioError, for_model, parse_scenario, run, scenario_from_data
@@ -150,6 +151,62 @@ def test_what_a_model_with_windows_cannot_have_is_said_with_its_place(text: str,
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(text, "s.yaml")
     assert [line for line in str(caught.value).splitlines() if line.startswith(start)], str(caught.value)
+
+
+ON_TINY_HYBRID = """\
+id: scene
+title: A title
+source: somewhere
+goal: See something.
+model: tiny-hybrid
+config:
+  num_blocks: 24
+  block_size: 4
+  mamba_cache_mode: align
+requests:
+  - {id: A, prompt: "Four score and seven", max_tokens: 2}
+"""
+
+
+def on_tiny_hybrid(old: str, new: str) -> str:
+    assert ON_TINY_HYBRID.count(old) == 1
+    return ON_TINY_HYBRID.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        (on_tiny_hybrid("model: tiny-hybrid", "model: tiny"),
+         "s.yaml:9: config.mamba_cache_mode: this is align, but tiny has no Mamba layers; leave it out, or take the model tiny-hybrid"),
+        (on_tiny_hybrid("model: tiny-hybrid", "model: none"),
+         "s.yaml:9: config.mamba_cache_mode: without a model there are no Mamba layers to tell it; name a group with this mode in “kv_cache_groups”"),
+        (on_tiny_hybrid("mode: align", "mode: some"), "s.yaml:9: config.mamba_cache_mode: the text “some” is not one of the choices; choose one of all, align, none"),
+        (on_tiny_hybrid("mode: align", "mode: none"), "s.yaml:9: config.mamba_cache_mode: this is none, but with prefix caching some states must be kept; "
+         "choose align or all, or turn enable_prefix_caching off"),
+        (on_tiny_hybrid("mode: align", "mode: all\n  enable_prefix_caching: false"), "s.yaml:9: config.mamba_cache_mode: this is all, but without prefix "
+         "caching no state is kept for other requests; leave it out, or turn enable_prefix_caching on"),
+        (on_tiny_hybrid("block_size: 4", "block_size: 3"), "s.yaml:8: config.block_size: this is 3, but a block of tiny-hybrid must have room for a recurrent "
+         "state, which takes as much as 4 tokens; give 4 or more"),
+        (on_tiny_hybrid("mamba_cache_mode: align", "prefix_match_unit: 3"),
+         "s.yaml:9: config.prefix_match_unit: this is 3, but a block of 4 tokens is no multiple of it; "),
+        (on_tiny_hybrid("model: tiny-hybrid", "model: tiny-hybrid\nengine: paper"), "s.yaml:5: model: tiny-hybrid has layers with a recurrent state, which the "
+         "paper's engine does not know; take tiny, or set “engine” to v1"),
+        (on_tiny_hybrid("model: tiny-hybrid", "model: tiny-hybrid\nengine: paper"),
+         "s.yaml:10: config.mamba_cache_mode: “mamba_cache_mode” belongs to vLLM V1; "),
+    ],
+)  # fmt: skip
+def test_what_a_model_with_states_cannot_have_is_said_with_its_place(text: str, start: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(text, "s.yaml")
+    assert [line for line in str(caught.value).splitlines() if line.startswith(start)], str(caught.value)
+
+
+def test_the_mode_of_a_models_states_and_finer_hashes_reach_the_session() -> None:
+    """R2.6 with the groups of the model: hits end on blocks of 4, hashes are taken every 2 tokens."""
+    scenario = parse_scenario(on_tiny_hybrid("mode: align", "mode: all\n  prefix_match_unit: 2"), "s.yaml")
+    config = with_groups_of_model(session_config(scenario, None), "tiny-hybrid")
+    assert config.mamba_cache_mode == "all"
+    assert config.block_sizes() == (4, 2)
 
 
 def test_a_model_with_windows_runs_in_its_groups_and_with_the_window_of_the_scenario() -> None:
