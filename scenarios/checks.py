@@ -18,7 +18,8 @@ from scenarios.schema import POINT_KINDS, SELECTOR_KINDS, Expectation, Scenario,
 _EVENTS: dict[str, type[events.Event]] = {str(t.__struct_config__.tag): t for t in typing.get_args(events.AnyEvent)}
 _STATUSES = ("WAITING", "RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_ERROR")
 _EVENT_FACTS = ("block_ids", "slots", "num_hit_tokens")
-_BY_REQUEST = ("block_table", "status", "num_computed_tokens", "num_cached_block", "tokens", "output_text", "cpu_block_table", "parents")
+_TABLES = ("block_table", "worker_row", "stale_tail")
+_BY_REQUEST = (*_TABLES, "status", "num_computed_tokens", "num_cached_block", "tokens", "output_text", "cpu_block_table", "parents")
 _WITH_BLOCKS = {"evict_blocks": "lose their hashes", "arrange_free_queue": "are in the free queue, in which order"}
 _LISTS_OF_REQUESTS = ("running", "waiting", "swapped")
 _BY_BLOCK = ("num_filled", "block_tokens", "ref_cnt", "hash_names", "num_state_tokens")
@@ -142,7 +143,8 @@ def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> It
                     yield (*here, kind), f"there is no event of the kind “{kind}”; {did_you_mean(kind, _EVENTS)}"
         elif name == "cause" and value not in [c.value for c in CauseKind]:
             yield here, f"there is no cause of the kind “{value}”; {did_you_mean(value, [c.value for c in CauseKind])}"
-    yield from _block_tables(scenario, path, expectation)
+    for name in _TABLES:
+        yield from _block_tables(scenario, path, expectation, name)
     statuses = _STATUSES if scenario.engine == "v1" else PAPER_STATUSES
     for request_id, status in (expectation.status or {}).items():
         if status not in statuses:
@@ -151,10 +153,11 @@ def _expectation(scenario: Scenario, path: Path, expectation: Expectation) -> It
     yield from _event_facts(path, expectation)
 
 
-def _block_tables(scenario: Scenario, path: Path, expectation: Expectation) -> Iterator[tuple[Path, str]]:
-    count = num_groups(scenario) if expectation.block_table else 1
-    for request_id, table in (expectation.block_table or {}).items():
-        here: Path = (*path, "block_table", request_id)
+def _block_tables(scenario: Scenario, path: Path, expectation: Expectation, name: str) -> Iterator[tuple[Path, str]]:
+    tables = getattr(expectation, name) or {}
+    count = num_groups(scenario) if tables else 1
+    for request_id, table in tables.items():
+        here: Path = (*path, name, request_id)
         nested = bool(table) and isinstance(table[0], list)
         if expectation.at.group is not None and nested:
             yield here, f"“at” names group {expectation.at.group}, so this is one list, as in [1, 2]; write that group's table alone, or leave the group out"

@@ -92,8 +92,8 @@ def num_facts(expectations: Iterable[Expectation]) -> int:
 def read_fact(fact: str, expected: Any, frame: Frame, trace: Trace, decode: Decode, group: int | None = None) -> Any:
     """What the frame says about `fact`, in the shape of `expected`: only the blocks, requests, positions and fields that `expected` names, and of block
     tables only that of `group` when there is one."""
-    if fact == "block_table":
-        return {request_id: _block_table(frame, request_id, wanted, group) for request_id, wanted in expected.items()}
+    if fact in _TABLES:
+        return {request_id: _in_shape(_TABLES[fact](frame, request_id), wanted, group) for request_id, wanted in expected.items()}
     if fact == "hash_names":
         names = HashNames(trace, trace.frames[: frame.seq + 1])
         return {block_id: [names(key) for key in frame.blocks[block_id].block_hashes] for block_id in expected}
@@ -140,12 +140,32 @@ def _of_request(read: Callable[[RequestState], Any]) -> Callable[[Frame, Any, Tr
     return value
 
 
-def _block_table(frame: Frame, request_id: str, wanted: Any, group: int | None) -> Any:
-    """All tables of the request, or only that of `group` or of the one group that there is, when one is what is wanted."""
+def _block_tables(frame: Frame, request_id: str) -> Sequence[Sequence[int]] | None:
     request = frame.request(request_id)
-    if request is None:
+    return None if request is None else request.block_ids
+
+
+def _worker_row(frame: Frame, request_id: str) -> Sequence[Sequence[int]] | None:
+    return next((row.block_ids for row in frame.rows if row.request_id == request_id), None)
+
+
+def _stale_tail(frame: Frame, request_id: str) -> Sequence[Sequence[int]] | None:
+    return next((row.stale_block_ids or [()] * len(row.block_ids) for row in frame.rows if row.request_id == request_id), None)
+
+
+_TABLES: dict[str, Callable[[Frame, str], Sequence[Sequence[int]] | None]] = {
+    "block_table": _block_tables,
+    "worker_row": _worker_row,
+    "stale_tail": _stale_tail,
+}
+"""Facts that are one list per group, by name."""
+
+
+def _in_shape(found: Sequence[Sequence[int]] | None, wanted: Any, group: int | None) -> Any:
+    """All tables of the request, or only that of `group` or of the one group that there is, when one is what is wanted."""
+    if found is None:
         return None
-    tables = [list(table) for table in request.block_ids]
+    tables = [list(table) for table in found]
     one = group is not None or (len(tables) == 1 and not any(isinstance(row, list) for row in wanted))
     return tables[group or 0] if one else tables
 

@@ -46,6 +46,8 @@ def check_engine(scenario: Scenario) -> _Found:
             yield ("prefixes",), _belongs("prefixes", "the paper's engine", "paper")
         return
     yield from _only("vLLM V1", "v1", scenario, _V1_CONFIG, _V1_REQUEST, _V1_ACTIONS, _V1_FACTS)
+    if scenario.opens is not None:
+        yield ("opens",), _belongs("opens", "vLLM V1", "v1")
     if has_states(scenario.model):
         yield ("model",), f"{scenario.model} has layers with a recurrent state, which the paper's engine does not know; take tiny, or set “engine” to v1"
     yield from _prefixes(scenario)

@@ -307,6 +307,7 @@ class Scenario(_Part):
     engine: Literal["v1", "paper"] = Field("v1", description="vLLM V1's block manager, or that of the 2023 paper")
     model: str = Field("tiny", min_length=1, description="a model's name, or “none” to run the memory manager alone")
     pair: str | None = Field(None, pattern=ID_PATTERN, description="the scene about the same with the other engine; its requests may be others")
+    opens: Literal["worker_rows"] | None = Field(None, description="a part of the stage that is open from the start; only with the engine “v1”")
     config: Config
     prefixes: list[PrefixPart] = Field([], max_length=16, description="prefixes that the provider keeps; only with the engine “paper”")
     requests: list[RequestPart] = Field(min_length=1, max_length=MAX_REQUESTS)
