@@ -7,8 +7,8 @@ model or in the module, so that several engines can use one model object at once
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from engine.errors import EngineError
 from engine.worker.attention_shares import AttentionShares, attention_shares
 from engine.worker.kernel_witness import LayerLaunch
-from engine.worker.kv_cache import KVCache, LayerShape
+from engine.worker.kv_cache import KVCache, LayerShape, StateShape
 from engine.worker.layer_capture import LayerCapture
+from engine.worker.mamba_mixer import StateMetadata, mixers_of, redirect_mixers, state_shapes
 from kernels import AttentionMetadata, Backend, Witness, paged_attention, reshape_and_cache
 
 ATTENTION_NAME = "pagewalk_paged"
@@ -34,8 +35,9 @@ class ForwardContext:
     `attention_metadata[g]`, per KV-cache group: block_table int32 [num_reqs, width], slot_mapping int64 [num_tokens], query_start_loc int32
     [num_reqs + 1], seq_lens int32 [num_reqs] (computed tokens plus this step's). `layer_backends`: whose result goes on, per layer;
     `compared_layers`: where it is compared. `shares_layer`: where the attention of the last queries is added up per block (None: nowhere).
-    `wants_witness`: whether what each kernel program reads and writes is kept. `capture`: keeps what one layer is given (None: nobody asks). The pass itself
-    fills `layers_run`, `max_difference` (None: nothing was compared), `shares` and `launches`. vLLM: ForwardContext.
+    `wants_witness`: whether what each kernel program reads and writes is kept. `capture`: keeps what one layer is given (None: nobody asks).
+    `state_metadata[g]`: of a group of recurrent states, whose blocks have no slots; None of other groups. The pass itself fills `layers_run`,
+    `max_difference` (None: nothing was compared), `shares` and `launches`. vLLM: ForwardContext.
     """
 
     kv_cache: KVCache
@@ -45,6 +47,7 @@ class ForwardContext:
     shares_layer: int | None = None
     wants_witness: bool = False
     capture: LayerCapture | None = None
+    state_metadata: Sequence[StateMetadata | None] = ()
     layers_run: list[int] = field(default_factory=list)
     max_difference: float | None = None
     shares: AttentionShares = field(default_factory=lambda: AttentionShares([], []))
@@ -75,7 +78,7 @@ def paged_attention_forward(
         raise EngineError(f"{type(module).__name__} asks for {name}, which the paged attention kernel does not compute; choose another model.")
     layer: int = module.layer_idx  # type: ignore[assignment]
     cache = context.kv_cache
-    shape = cache.layers[layer]
+    shape = cache.attention_shape(layer)
     window = _window(layer, sliding_window, shape.sliding_window)
     k, v, q = key[0].transpose(0, 1), value[0].transpose(0, 1), query[0].transpose(0, 1)
     key_cache, value_cache = cache.key_caches[layer], cache.value_caches[layer]
@@ -83,8 +86,8 @@ def paged_attention_forward(
     backend = context.layer_backends[layer]
     witness = Witness() if context.wants_witness and backend.name != _REFERENCE.name else None
     scale = shape.head_dim**-0.5 if scaling is None else scaling
-    if context.capture is not None and context.capture.layer == layer:
-        context.capture.keep(q, k, v, key_cache, value_cache, metadata, scale=scale, sliding_window=window, group_id=shape.group_id)
+    if context.capture is not None:
+        context.capture.keep(layer, q, k, v, key_cache, value_cache, metadata, scale=scale, sliding_window=window, group_id=shape.group_id)
     try:
         reshape_and_cache(k, v, key_cache, value_cache, metadata.slot_mapping, metadata=metadata, witness=witness, backend=backend)
     except ValueError as error:
@@ -154,15 +157,19 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def redirect_attention(model: PreTrainedModel) -> None:
-    """Make `model` call `paged_attention_forward` in every layer. Mutates the model's config, once; calling it again changes nothing.
+    """Make `model` call `paged_attention_forward` in every layer with attention and `paged_mixer_forward` in every Mamba layer. Mutates the model's config and
+    its Mamba layers, once; calling it again changes nothing.
 
-    Raises EngineError when the model's attention cannot be redirected or does more than the kernel can.
+    Raises EngineError when the model's attention cannot be redirected or does more than the kernel can, and for layers that the worker cannot run.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _SUPPORTED_LAYER_TYPES)
+    supported = _SUPPORTED_LAYER_TYPES | ({"linear_attention"} if next(mixers_of(model), None) is not None else set())
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - supported)
     if unknown:
-        raise EngineError(f"{name} has layers of type {', '.join(unknown)}, which the worker cannot run; choose a model with attention layers only.")
+        raise EngineError(
+            f"{name} has layers of type {', '.join(unknown)}, which the worker cannot run; choose a model of attention layers, or with Bamba's Mamba2 layers."
+        )
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise EngineError(f"{name} caps its attention scores, which the paged attention kernel does not compute; choose another model.")
     with _set_lock:
@@ -174,12 +181,35 @@ def redirect_attention(model: PreTrainedModel) -> None:
                 "choose a llama-, qwen- or gemma-like model."
             )
         AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
+        redirect_mixers(model)
         model.set_attn_implementation(ATTENTION_NAME)
 
 
-def layer_shapes(model: PreTrainedModel, layer_groups: Sequence[int], sliding_windows: Sequence[int | None]) -> list[LayerShape]:
-    """What each layer of the model stores per token, from its config. `layer_groups`: KV-cache group of every layer; `sliding_windows`: per group."""
+def attention_layers_of(model: PreTrainedModel) -> tuple[int, ...]:
+    """The layers that have attention, ascending; all others are Mamba layers."""
+    config = model.config.get_text_config(decoder=True)
+    mamba_layers = state_shapes(model)
+    return tuple(layer for layer in range(int(config.num_hidden_layers)) if layer not in mamba_layers)
+
+
+def layer_shapes(
+    model: PreTrainedModel, layer_groups: Sequence[int], sliding_windows: Sequence[int | None], state_groups: Collection[int] = ()
+) -> list[LayerShape | StateShape]:
+    """What each layer of the model stores, from its config: per token, or one state. `layer_groups`: KV-cache group of every layer; `sliding_windows`: per
+    group;
+    `state_groups`: those that keep recurrent states. Raises EngineError where a layer is in a group of the other kind."""
     config = model.config.get_text_config(decoder=True)
     num_kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return [LayerShape(num_kv_heads, head_dim, group_id, sliding_windows[group_id]) for group_id in layer_groups]
+    states = state_shapes(model)
+    for layer, group_id in enumerate(layer_groups):
+        if (layer in states) != (group_id in state_groups):
+            kinds = ("keeps a recurrent state", "keys and values") if layer in states else ("stores keys and values", "recurrent states")
+            raise EngineError(
+                f"Layer {layer} of {type(model).__name__} {kinds[0]}, but its KV-cache group {group_id} is for {kinds[1]}; "
+                "run it in vLLM V1's engine, with the groups of its config."
+            )
+    return [
+        replace(states[layer], group_id=group_id) if layer in states else LayerShape(num_kv_heads, head_dim, group_id, sliding_windows[group_id])
+        for layer, group_id in enumerate(layer_groups)
+    ]

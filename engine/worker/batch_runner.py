@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from engine.errors import EngineError, InvalidInput
-from engine.trace.events import AttentionComputed, BlocksCopied, Cause, CauseKind, Emit, Event, Fact, KVWritten, SlotsMapped
+from engine.state_steps import state_steps
+from engine.trace.events import AttentionComputed, BlocksCopied, Cause, CauseKind, Emit, Event, Fact, KVWritten, SlotsMapped, StateWritten
 from engine.trace.frame import WorkerRow
-from engine.worker.attention import ForwardContext, layer_shapes, redirect_attention
+from engine.worker.attention import ForwardContext, attention_layers_of, layer_shapes, redirect_attention
 from engine.worker.block_table import MultiGroupBlockTable
 from engine.worker.input_batch import InputBatch
 from engine.worker.kernel_settings import KernelSettings, agrees_within
 from engine.worker.kernel_witness import LayerLaunch, report
 from engine.worker.kv_cache import KVCache
 from engine.worker.layer_capture import LayerCapture
+from engine.worker.mamba_mixer import STATE_BACKEND, StateMetadata, StateRequest
 from kernels import AttentionMetadata, Backend, Witness
 
 
@@ -32,19 +34,24 @@ class BatchPart:
     token_ids: Sequence[int]
 
     @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+    @property
     def positions(self) -> list[int]:
-        return list(range(self.position, self.position + self.end - self.start))
+        return list(range(self.position, self.position + self.num_tokens))
 
 
 class BatchRunner:
     """Runs `model` (float32, eval) over a paged KV cache of `num_blocks` blocks.
 
     `block_sizes`: tokens per block, per KV-cache group; `layer_groups`: group of every layer (default: all in group 0). `sliding_windows`: per group, the
-    tokens for which it keeps blocks (None: all, also the default). `max_num_batched_tokens`: most tokens of one step. `emit`: called after each change, in
+    tokens for which it keeps blocks (None: all, also the default). `mamba_cache_modes`: per group, how it keeps recurrent states (None: it has keys and values,
+    also the default). `max_num_batched_tokens`: most tokens of one step. `emit`: called after each change, in
     the order in which things happen; None records nothing. `attention_shares`: every AttentionComputed also says how much attention each logical block gets,
-    in the first compared layer, else in layer 0. `kernel_witness`: it also says what every kernel program read and wrote, in the layers that run on kernels.
-    Several runners may share one model object, also from several threads; building one redirects the model's attention, so that the model no longer runs
-    outside a runner. torch's thread count is the process's business and is left alone (one thread is the steadiest on small machines).
+    in the first compared layer, else in the first that has attention. `kernel_witness`: it also says what every kernel program read and wrote, in the layers
+    that run on kernels. Several runners may share one model object, also from several threads; building one redirects the model's attention, so that the
+    model no longer runs outside a runner. torch's thread count is the process's business and is left alone (one thread is the steadiest on small machines).
 
     Raises InvalidInput for sizes that cannot be, EngineError for a model whose attention cannot be redirected.
     """
@@ -65,6 +72,7 @@ class BatchRunner:
         sliding_windows: Sequence[int | None] | None = None,
         attention_shares: bool = False,
         kernel_witness: bool = False,
+        mamba_cache_modes: Sequence[str | None] | None = None,
     ) -> None:
         for name, size in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
             if size < 1:
@@ -76,11 +84,15 @@ class BatchRunner:
         if model.device.type != torch.device(device).type:
             raise InvalidInput(f"The model lies on {model.device}, but the KV cache is to lie on {device}; put both on the same device.")
         num_layers = int(config.num_hidden_layers)
-        self._layer_backends = kernel_settings.layer_backends(num_layers)
-        self._compared_layers = kernel_settings.compared_layers(num_layers)
+        attention_layers = attention_layers_of(model)
+        self._layer_backends = kernel_settings.layer_backends(num_layers, attention_layers)
+        self._compared_layers = kernel_settings.compared_layers(num_layers, attention_layers)
         groups = [0] * num_layers if layer_groups is None else list(layer_groups)
         if len(groups) != num_layers:
             raise InvalidInput(f"The KV-cache groups name {len(groups)} layers, but the model has {num_layers}; name each layer once.")
+        self._mamba_cache_modes = tuple(mamba_cache_modes) if mamba_cache_modes is not None else (None,) * len(block_sizes)
+        state_groups = [group_id for group_id, mode in enumerate(self._mamba_cache_modes) if mode is not None]
+        shapes = layer_shapes(model, groups, sliding_windows if sliding_windows is not None else [None] * len(block_sizes), state_groups)
         redirect_attention(model)
         self.model = model
         self.kernel_settings = kernel_settings
@@ -88,7 +100,7 @@ class BatchRunner:
         self.kv_cache = KVCache(
             num_blocks=num_blocks,
             block_sizes=block_sizes,
-            layers=layer_shapes(model, groups, sliding_windows if sliding_windows is not None else [None] * len(block_sizes)),
+            layers=shapes,
             dtype=model.dtype,
             device=device,
         )
@@ -98,15 +110,17 @@ class BatchRunner:
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
             device=device,
+            state_groups=state_groups,
         )
+        self._slot_groups = [group_id for group_id in range(len(block_sizes)) if group_id not in state_groups]
         self.input_batch = InputBatch(self.block_table, emit)
         self.slot_mapping: tuple[int, ...] = ()
-        """Slot per token of the last step's batch, in group 0."""
+        """Slot per token of the last step's batch, in the first group that has slots."""
         self.last_logits: dict[str, torch.Tensor] = {}
         """Per request of the last step: float32 [vocab], the logits of its last scheduled token."""
         self.layer_capture: LayerCapture | None = None
         """Keeps what one attention layer is given in each forward pass; None: nobody asks."""
-        self._shares_layer = next(iter(self._compared_layers), 0) if attention_shares else None
+        self._shares_layer = next(iter(self._compared_layers), attention_layers[0]) if attention_shares else None
         self._shares_group = self.kv_cache.layers[self._shares_layer].group_id if self._shares_layer is not None and len(block_sizes) > 1 else None
         self._wants_witness = kernel_witness and emit is not None
         self._emit_or_none = emit
@@ -127,11 +141,12 @@ class BatchRunner:
         input_ids = self._tensor([t for part in parts for t in part.token_ids], torch.int64)
         positions = self._tensor([p for part in parts for p in part.positions], torch.int64)
         query_start_loc = self._tensor([0, *(part.end for part in parts)], torch.int32)
-        seq_lens = self._tensor([part.position + part.end - part.start for part in parts], torch.int32)
+        seq_lens = self._tensor([part.position + part.num_tokens for part in parts], torch.int32)
         self.block_table.compute_slot_mapping(num_reqs, query_start_loc, positions, self.kernel_settings.backend)
         num_tokens = len(input_ids)
-        slots = [table.slot_mapping[:num_tokens].tolist() for table in self.block_table.block_tables]
-        self.slot_mapping = tuple(slots[0])
+        slots = {group_id: self.block_table[group_id].slot_mapping[:num_tokens].tolist() for group_id in self._slot_groups}
+        self.slot_mapping = tuple(slots[self._slot_groups[0]])
+        states = self._states(parts)
         self._report_slots(parts, slots)
         context = ForwardContext(
             kv_cache=self.kv_cache,
@@ -149,11 +164,28 @@ class BatchRunner:
             shares_layer=self._shares_layer,
             wants_witness=self._wants_witness,
             capture=self.layer_capture,
+            state_metadata=[StateMetadata(states[g], self._device) if g in states else None for g in range(len(self.block_table))],
         )
         logits = self._forward(input_ids, positions, query_start_loc, context)
-        self._report_forward(parts, slots, context)
+        for group_id in range(len(self.block_table)):
+            if group_id in states:
+                self._report_states(parts, group_id, states[group_id])
+            else:
+                self._report_written(parts, group_id, slots[group_id])
+        self._report_attention(parts, context)
         self.last_logits = {part.req_id: row for part, row in zip(parts, logits, strict=True)}
         return logits
+
+    def _states(self, parts: list[BatchPart]) -> dict[int, list[StateRequest]]:
+        """Per group of recurrent states, which states the batch reads and writes; by the host's rows, which are those that were committed."""
+        return {
+            group_id: [
+                StateRequest(part.start, part.end, tuple(state_steps(table.row(row), table.block_size, mode, part.position, part.position + part.num_tokens)))
+                for row, part in enumerate(parts)
+            ]
+            for group_id, (table, mode) in enumerate(zip(self.block_table.block_tables, self._mamba_cache_modes, strict=True))
+            if mode is not None
+        }
 
     def _copy_pages(self, pairs: Sequence[tuple[int, int]], backends: Sequence[Backend], cause: CauseKind) -> None:
         """Copy whole pages of each memory, by the backend that its first layer has among `backends`, and report what the kernels' programs were seen to do."""
@@ -185,8 +217,8 @@ class BatchRunner:
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
-    def _report_slots(self, parts: list[BatchPart], slots: list[list[int]]) -> None:
-        for group_id, group_slots in enumerate(slots):
+    def _report_slots(self, parts: list[BatchPart], slots: Mapping[int, list[int]]) -> None:
+        for group_id, group_slots in slots.items():
             for part in parts:
                 self._emit(
                     SlotsMapped(
@@ -199,32 +231,49 @@ class BatchRunner:
                     )
                 )
 
-    def _report_forward(self, parts: list[BatchPart], slots: list[list[int]], context: ForwardContext) -> None:
-        backend = self.kernel_settings.backend.name
-        for group_id, group_slots in enumerate(slots):
-            for part in parts:
+    def _report_written(self, parts: list[BatchPart], group_id: int, slots: list[int]) -> None:
+        for part in parts:
+            self._emit(
+                KVWritten(
+                    cause=Cause(CauseKind.SLOT_MAPPING),
+                    request_id=part.req_id,
+                    group_id=group_id,
+                    slots=slots[part.start : part.end],
+                    token_ids=list(part.token_ids),
+                    num_layers=self._num_layers(group_id),
+                    backend=self.kernel_settings.backend.name,
+                )
+            )
+
+    def _report_states(self, parts: list[BatchPart], group_id: int, requests: list[StateRequest]) -> None:
+        for part, request in zip(parts, requests, strict=True):
+            for step in request.steps:
                 self._emit(
-                    KVWritten(
-                        cause=Cause(CauseKind.SLOT_MAPPING),
+                    StateWritten(
+                        cause=Cause(CauseKind.BLOCK_TABLE_LOOKUP),
                         request_id=part.req_id,
                         group_id=group_id,
-                        slots=group_slots[part.start : part.end],
-                        token_ids=list(part.token_ids),
-                        num_layers=sum(layer.group_id == group_id for layer in self.kv_cache.layers),
-                        backend=backend,
+                        **step._asdict(),
+                        num_layers=self._num_layers(group_id),
+                        backend=STATE_BACKEND,
                     )
                 )
+
+    def _num_layers(self, group_id: int) -> int:
+        return sum(layer.group_id == group_id for layer in self.kv_cache.layers)
+
+    def _report_attention(self, parts: list[BatchPart], context: ForwardContext) -> None:
         layers = list(self._compared_layers)
         facts: dict[str, Fact] = {"layer": layers[0]} if len(layers) == 1 else {"layers": layers}
         self._emit(
             AttentionComputed(
                 cause=Cause(CauseKind.COMPARED_WITH_REFERENCE, facts),
                 group_id=self._shares_group,
-                backend=backend,
+                backend=self.kernel_settings.backend.name,
                 layers=layers,
                 agrees_within=None if context.max_difference is None else agrees_within(context.max_difference),
-                query_lens=[part.end - part.start for part in parts],
-                seq_lens=[part.position + part.end - part.start for part in parts],
+                query_lens=[part.num_tokens for part in parts],
+                seq_lens=[part.position + part.num_tokens for part in parts],
                 request_ids=[part.req_id for part in parts],
                 block_shares=context.shares.blocks,
                 head_shares=context.shares.heads,

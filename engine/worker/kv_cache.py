@@ -1,4 +1,4 @@
-"""The physical keys and values: two tensors per layer, cut into blocks, and what they cost in bytes (R8.7, F1)."""
+"""The physical keys, values and recurrent states: two memories per layer, cut into blocks, and what they cost in bytes (R8.7, F1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from engine.errors import InvalidInput
+from engine.errors import EngineError, InvalidInput
 from kernels import Backend, Witness, copy_blocks
 
 
@@ -22,6 +22,27 @@ class LayerShape:
     head_dim: int
     group_id: int = 0
     sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """What one Mamba layer keeps per request, however many tokens it has: the last `conv_width` inputs of its convolution in each of `conv_dim` channels, and
+    an SSM state of `num_heads` matrices, [head_dim, state_size] each. `group_id`: its KV-cache group. vLLM: MambaStateShapeCalculator.mamba2_state_shape."""
+
+    conv_dim: int
+    conv_width: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    group_id: int = 0
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        return self.conv_dim, self.conv_width
+
+    @property
+    def ssm_shape(self) -> tuple[int, int, int]:
+        return self.num_heads, self.head_dim, self.state_size
 
 
 def page_size_bytes(block_size: int, num_kv_heads: int, head_dim: int, element_size: int) -> int:
@@ -47,12 +68,17 @@ class KVCache:
     at a time, and its id names a page in each layer of that group. `storage_of[layer]` is the number of the memory that a layer lies in; two layers with the
     same number belong to different groups.
 
-    Raises InvalidInput when a size is not positive, when the pages of two groups are not equally large, or when the memory cannot be had. vLLM:
-    KVCacheTensor.shared_by; here: keys and values in tensors of their own.
+    A Mamba layer's states lie in the same pages: of a block of its group `ssm_states[layer]` [num_blocks, num_heads, head_dim, state_size] is the beginning of
+    the keys' part and `conv_states[layer]` [num_blocks, conv_dim, conv_width] that of the values' part. Its `key_caches` and `value_caches` are the whole
+    pages, as the attention layers see them.
+
+    Raises InvalidInput when a size is not positive, when the pages of two groups are not equally large, when a state does not fit into a page, when no layer
+    has attention, or when the memory cannot be had. vLLM: KVCacheTensor.shared_by and page_size_padded; here: keys and values in memories of their own, and a
+    block_size that is too small for a state is refused, where vLLM raises it by itself.
     """
 
     def __init__(
-        self, *, num_blocks: int, block_sizes: Sequence[int], layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self, *, num_blocks: int, block_sizes: Sequence[int], layers: Sequence[LayerShape | StateShape], dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
         if num_blocks < 1:
             raise InvalidInput(f"num_blocks is {num_blocks}, but the pool needs at least 1 block (block 0 is the null block); give a larger num_blocks.")
@@ -63,16 +89,20 @@ class KVCache:
         self.block_sizes = tuple(block_sizes)
         self.layers = tuple(layers)
         self.storage_of = _storages(self.layers)
-        shapes = [(num_blocks, block_sizes[layer.group_id], layer.num_kv_heads, layer.head_dim) for layer in layers]
-        self.one_layer_of = sorted({storage: layer for layer, storage in reversed(list(enumerate(self.storage_of)))}.values())
-        """Of each memory the first layer that lies in it: what works on whole pages does it there, once, for all layers that share the memory."""
+        self.attention_layers = tuple(i for i, layer in enumerate(self.layers) if isinstance(layer, LayerShape))
+        """The layers that have keys and values, ascending."""
+        if not self.attention_layers:
+            raise InvalidInput("No layer of the model has attention, so there are no keys and values to keep in pages; choose a model with attention layers.")
+        page_of = {self.storage_of[i]: i for i in reversed(self.attention_layers)}
+        page_of |= {storage: self.attention_layers[0] for storage in self.storage_of if storage not in page_of}  # as large as any page of the pool
+        shapes = [self._page_shape(i if i in self.attention_layers else page_of[storage]) for i, storage in enumerate(self.storage_of)]
+        first_of = {storage: i for i, storage in reversed(list(enumerate(self.storage_of)))}
+        first_of |= {self.storage_of[i]: i for i in reversed(self.attention_layers)}
+        self.one_layer_of = sorted(first_of.values(), key=lambda layer: self.storage_of[layer])
+        """Of each memory the first layer that lies in it, one with attention where there is one: what works on whole pages does it there, once, for all layers
+        that share the memory."""
         for layer, storage in enumerate(self.storage_of):
-            first = self.storage_of.index(storage)
-            if prod(shapes[layer]) != prod(shapes[first]):
-                raise InvalidInput(
-                    f"Layers {first} and {layer} are to share memory, but a block of one takes {prod(shapes[first][1:])} numbers and of the other "
-                    f"{prod(shapes[layer][1:])}; give the groups block sizes that make them equal."
-                )
+            self._check_fit(layer, shapes[layer], first_of[storage], shapes[first_of[storage]])
         try:
             self.key_caches = _views(self.storage_of, shapes, dtype, device)
             self.value_caches = _views(self.storage_of, shapes, dtype, device)
@@ -82,6 +112,46 @@ class KVCache:
                 f"{num_blocks} blocks of {', '.join(map(str, block_sizes))} tokens take {size / 2**20:.0f} MiB of keys and values, "
                 "which this machine cannot give; ask for fewer blocks."
             ) from error
+        states = [(i, layer) for i, layer in enumerate(self.layers) if isinstance(layer, StateShape)]
+        self.ssm_states = {i: _state_view(self.key_caches[i], layer.ssm_shape) for i, layer in states}
+        self.conv_states = {i: _state_view(self.value_caches[i], layer.conv_shape) for i, layer in states}
+
+    def attention_shape(self, layer: int) -> LayerShape:
+        """The shape of a layer that has keys and values. Raises EngineError for one that keeps states."""
+        shape = self.layers[layer]
+        if not isinstance(shape, LayerShape):
+            raise EngineError(f"Layer {layer} keeps a recurrent state, not keys and values; layers with attention are {_listed(self.attention_layers)}.")
+        return shape
+
+    def state_shape(self, layer: int) -> StateShape:
+        """The shape of a layer that keeps states. Raises EngineError for one with keys and values."""
+        shape = self.layers[layer]
+        if not isinstance(shape, StateShape):
+            raise EngineError(f"Layer {layer} stores keys and values, not a recurrent state.")
+        return shape
+
+    def _page_shape(self, layer: int) -> tuple[int, int, int, int]:
+        shape = self.attention_shape(layer)
+        return self.num_blocks, self.block_sizes[shape.group_id], shape.num_kv_heads, shape.head_dim
+
+    def _check_fit(self, layer: int, page: tuple[int, ...], first: int, first_page: tuple[int, ...]) -> None:
+        """Raises InvalidInput unless the layer can lie in the pages of the memory that layer `first` lies in."""
+        if prod(page) != prod(first_page):
+            raise InvalidInput(
+                f"Layers {first} and {layer} are to share memory, but a block of one takes {prod(first_page[1:])} numbers and of the other "
+                f"{prod(page[1:])}; give the groups block sizes that make them equal."
+            )
+        shape = self.layers[layer]
+        if not isinstance(shape, StateShape):
+            return
+        _, block_size, num_kv_heads, head_dim = page
+        ssm, conv = prod(shape.ssm_shape), prod(shape.conv_shape)
+        if max(ssm, conv) > prod(page[1:]):
+            smallest = -(-max(ssm, conv) // (num_kv_heads * head_dim))
+            raise InvalidInput(
+                f"A state of layer {layer} takes {ssm} numbers for its SSM state and {conv} for its convolution, but a block of {block_size} tokens has "
+                f"room for {prod(page[1:])} of each; give a block_size of at least {smallest}."
+            )
 
     @property
     def num_bytes(self) -> int:
@@ -105,7 +175,16 @@ class KVCache:
             self.value_caches[layer].index_fill_(0, index, 0)
 
 
-def _storages(layers: Sequence[LayerShape]) -> tuple[int, ...]:
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))
+
+
+def _state_view(pages: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The beginning of each page, seen as a state."""
+    return pages.flatten(1)[:, : prod(shape)].view(pages.shape[0], *shape)
+
+
+def _storages(layers: Sequence[LayerShape | StateShape]) -> tuple[int, ...]:
     """Per layer its place within its group: layers of different groups with the same place share memory."""
     seen: Counter[int] = Counter()
     places: list[int] = []

@@ -38,6 +38,7 @@ class ModelRunner(BatchRunner):
         sliding_windows: Sequence[int | None] | None = None,
         attention_shares: bool = False,
         kernel_witness: bool = False,
+        mamba_cache_modes: Sequence[str | None] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -53,6 +54,7 @@ class ModelRunner(BatchRunner):
             sliding_windows=sliding_windows,
             attention_shares=attention_shares,
             kernel_witness=kernel_witness,
+            mamba_cache_modes=mamba_cache_modes,
         )
         self.requests: dict[str, CachedRequestState] = {}
 
