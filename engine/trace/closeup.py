@@ -50,7 +50,8 @@ class LaunchCloseup(msgspec.Struct, frozen=True):
     """One launch. `grid`: programs along each axis; `lanes`: per program; `constants`: the kernel's constexpr arguments by name; `lines`: of `KernelSource`,
     how often each line number ran in all programs together (0: a statement that never ran, such as a branch that this launch was compiled without; absent: no
     statement); a loop's header counts its iterations. `programs_of`: for `slot_mapping_kernel`, `reshape_and_cache_kernel` and `copy_pages_kernel` what each
-    program worked for, one short text each; `attention`: the lanes of `paged_attention_kernel`."""
+    program worked for, one short text each; `attention`: the lanes of `paged_attention_kernel`. `num_warps`, `num_stages`: what a compiler is told besides
+    (None: Triton's own choice)."""
 
     kernel: str
     grid: tuple[int, ...]
@@ -59,6 +60,8 @@ class LaunchCloseup(msgspec.Struct, frozen=True):
     lines: dict[int, int]
     programs_of: list[str] = []
     attention: list[LaneCloseup] = []
+    num_warps: int | None = None
+    num_stages: int | None = None
 
 
 class KernelSource(msgspec.Struct, frozen=True):

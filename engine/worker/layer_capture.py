@@ -41,14 +41,17 @@ class LayerInputs:
 
 
 class LayerCapture:
-    """Keeps what attention layer `layer` is given, of the latest forward pass: `inputs` (None before the first)."""
+    """Keeps what attention layer `layer` is given (None: the first that comes by), of the latest forward pass: `inputs` (None before the first).
+    `attention_layers`: all layers that came by so far."""
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int | None) -> None:
         self.layer = layer
         self.inputs: LayerInputs | None = None
+        self.attention_layers: set[int] = set()
 
     def keep(
         self,
+        layer: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -60,7 +63,12 @@ class LayerCapture:
         sliding_window: int | None,
         group_id: int,
     ) -> None:
-        """Called by the layer before it writes; shapes as in `LayerInputs`. Copies only the pages that the kernels may come to."""
+        """Called by every attention layer before it writes; shapes as in `LayerInputs`. Copies only the pages that the kernels may come to."""
+        self.attention_layers.add(layer)
+        if self.layer is None:
+            self.layer = layer
+        if layer != self.layer:
+            return
         block_size = key_cache.shape[1]
         columns = [-(-seq_len // block_size) for seq_len in metadata.seq_lens.tolist()]
         named = sorted({block_id for row, used in zip(metadata.block_table.tolist(), columns, strict=False) for block_id in row[:used]})
