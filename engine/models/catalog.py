@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import InvalidInput
+from engine.models.supported import unsupported
+from engine.models.terms import GEMMA_TERMS
 from engine.models.tiny_tokenizer import TINY_DIR, TINY_HYBRID_DIR, TINY_SWA_DIR
 from engine.models.tokenizer import read_json
 
@@ -17,19 +19,7 @@ TINY = "tiny"
 TINY_SWA = "tiny-swa"
 TINY_HYBRID = "tiny-hybrid"
 SMOLLM2 = "smollm2-135m"
-
-# Architectures whose attention layers take a registered attention function and need nothing else from it (no soft-capping, no attention sinks), and
-# whose other layers, if any, are Mamba2 layers as Bamba has them.
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "GemmaForCausalLM",
-    "Gemma3ForCausalLM",
-    "SmolLM3ForCausalLM",
-    "BambaForCausalLM",
-)
+GEMMA3 = "gemma3-270m"
 
 EMBEDDED = {TINY: TINY_DIR, TINY_SWA: TINY_SWA_DIR, TINY_HYBRID: TINY_HYBRID_DIR}
 """Models whose weights are part of the repository, and where they lie."""
@@ -37,7 +27,10 @@ EMBEDDED = {TINY: TINY_DIR, TINY_SWA: TINY_SWA_DIR, TINY_HYBRID: TINY_HYBRID_DIR
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One model that has a name here. `installed`: usable now, offline. `how_to_get`: a command, empty when there is nothing to do."""
+    """One model that has a name here. `installed`: usable now, offline. `how_to_get`: a command, empty when there is nothing to do.
+
+    `licence`: its name; `terms_address`: where terms stand that somebody must accept before the pull, empty when there are none.
+    """
 
     name: str
     description: str
@@ -45,6 +38,7 @@ class ModelInfo:
     how_to_get: str
     licence: str
     path: str
+    terms_address: str = ""
 
 
 def cache_dir() -> Path:
@@ -55,9 +49,9 @@ def cache_dir() -> Path:
     return Path(named).expanduser() if named else Path(user_cache_dir("pagewalk", appauthor=False))
 
 
-def smollm2_dir() -> Path:
-    """Where the pulled SmolLM2 lies, or will lie."""
-    return cache_dir() / "models" / SMOLLM2
+def pulled_dir(name: str) -> Path:
+    """Where the pulled model of this name lies, or will lie."""
+    return cache_dir() / "models" / name
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -68,7 +62,7 @@ def missing_files(folder: Path) -> list[str]:
 
 def list_models() -> list[ModelInfo]:
     """The named models, the default first. Any other Hugging Face folder can be named by its path."""
-    smollm2 = smollm2_dir()
+    smollm2, gemma3 = pulled_dir(SMOLLM2), pulled_dir(GEMMA3)
     return [
         ModelInfo(
             TINY,
@@ -102,6 +96,15 @@ def list_models() -> list[ModelInfo]:
             "Apache-2.0",
             str(smollm2),
         ),
+        ModelInfo(
+            GEMMA3,
+            "Gemma 3 270M, 18 layers, of which 15 see only the last 512 tokens, in six KV-cache groups; 4-bit weights unpacked once (238 MB to download)",
+            not missing_files(gemma3),
+            f"python -m engine.models pull {GEMMA3}",
+            GEMMA_TERMS.name,
+            str(gemma3),
+            GEMMA_TERMS.address,
+        ),
     ]
 
 
@@ -117,16 +120,14 @@ def resolve(name_or_path: str) -> tuple[str, Path]:
     if not name_or_path or not folder.is_dir():
         names = ", ".join(info.name for info in list_models())
         raise InvalidInput(
-            f"There is no model named {name_or_path!r}: choose one of {names} (`python -m engine.models pull {SMOLLM2}` fetches the last one), "
-            "or give the path of a local Hugging Face folder."
+            f"There is no model named {name_or_path!r}: choose one of {names} "
+            f"(`python -m engine.models pull {SMOLLM2}` and `pull {GEMMA3}` fetch the last two), or give the path of a local Hugging Face folder."
         )
+    config = folder / "config.json"
+    reason = unsupported(read_json(config)) if config.is_file() else None  # said first: no other file would help
+    if reason:
+        raise InvalidInput(f"The model folder {name_or_path} {reason}.")
     missing = missing_files(folder)
     if missing:
         raise InvalidInput(f"The model folder {name_or_path} lacks {' and '.join(missing)}: it needs config.json, tokenizer.json and *.safetensors.")
-    architectures = read_json(folder / "config.json").get("architectures") or ["nothing"]
-    if architectures[0] not in SUPPORTED_ARCHITECTURES:
-        known = ", ".join(name.removesuffix("ForCausalLM") for name in SUPPORTED_ARCHITECTURES)
-        raise InvalidInput(
-            f"The model folder {name_or_path} has the architecture {architectures[0]}, which Pagewalk cannot run: bring one of {known} (…ForCausalLM)."
-        )
     return folder.resolve().name, folder.resolve()
