@@ -14,6 +14,7 @@ import msgspec
 from engine.errors import EngineError
 from engine.trace.events import KVWritten, StateWritten
 from engine.trace.frame import BlockState, Frame, RequestState
+from engine.trace.state_check import check_state_written
 from engine.trace.violation import Violation as Violation
 from engine.trace.witness_check import check_witness
 
@@ -69,10 +70,10 @@ def check_integrity(frame: Frame, previous: Frame | None = None) -> list[Violati
 
     The invariants: every block is free, used or null; a block is queued iff ref_cnt is 0 and it is not the null block (R1.2, R1.6, R1.7); ref_cnt =
     block table entries + pins (S17); hash map and block hashes agree in both directions (R1.10, R1.12); only what is written is hashed, except that
-    this step may still write it (R1.11, R3.6, R6.3, S9); nothing shared is overwritten and every write goes into a block of its own request (R8.4); and what
-    the kernels' programs were seen to read and write is what the block tables allow (`engine.trace.witness_check`).
-    The paper's swap space (section 4.5) is counted in the same way, and a sequence lies either in it or on the GPU.
-    O(blocks + table entries). Mutates nothing.
+    this step may still write it (R1.11, R3.6, R6.3, S9); nothing shared is overwritten and every write goes into a block of its own request (R8.4); a
+    recurrent state grows out of its own request's prefix (`engine.trace.state_check`); and what the kernels' programs were seen to read and write is what
+    the block tables allow (`engine.trace.witness_check`). The paper's swap space (section 4.5) is counted in the same way, and a sequence lies either in it
+    or on the GPU. O(blocks + table entries). Mutates nothing.
     """
     recount = Recount(frame)
     requests = {request.request_id: request for request in frame.requests}
@@ -207,13 +208,7 @@ def check_writes(frame: Frame, previous: Frame) -> Iterator[Violation]:
     if isinstance(event, KVWritten):
         yield from _check_slots(event, frame, previous)
     elif isinstance(event, StateWritten):
-        before = previous.blocks[event.block_id]
-        if not _owned(before, event.request_id, event.group_id):
-            text = f"{event.request_id} writes its state to block {before.block_id}, which is not in its block table"
-            yield Violation("a request writes only its own blocks", text, before.block_id)
-        elif before.ref_cnt > 1 and before.num_state_tokens is not None:
-            text = f"{event.request_id} overwrites the state in block {before.block_id}, which {before.ref_cnt} references share"
-            yield Violation("nothing shared is overwritten", text, before.block_id)
+        yield from check_state_written(event, frame, previous)
 
 
 def _check_slots(event: KVWritten, frame: Frame, previous: Frame) -> Iterator[Violation]:

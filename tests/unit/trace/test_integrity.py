@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.trace.events import StateWritten
 from engine.trace.frame import BlockOwner, Frame, RequestState
 from engine.trace.integrity import IntegrityError, check_integrity
 from tests.unit.trace import frames as f
@@ -128,20 +127,6 @@ def test_a_queued_copy_holds_both_ends() -> None:
     frame = msgspec.structs.replace(frame, requests=(request,), op="schedule")
     assert broken(frame) == set()
     assert "ref_cnt = table entries + pins" in broken(f.with_block(frame, 3, pins=()))
-
-
-def state_written(block_id: int) -> StateWritten:
-    return StateWritten(cause=f.CAUSE, request_id="A", group_id=1, block_id=block_id, num_tokens=4)
-
-
-def test_states_are_written_like_slots_into_own_and_unshared_blocks() -> None:
-    """R8.4, R3.43."""
-    after = msgspec.structs.replace(hybrid(), event=state_written(3), seq=1)
-    assert broken(after, hybrid()) == set()
-    assert broken(after, hybrid(ref_cnt=2, pins=("copy",))) == {"nothing shared is overwritten"}
-    assert broken(after, hybrid(owners=(BlockOwner("A", 0, 1),))) == {"a request writes only its own blocks"}
-    foreign = msgspec.structs.replace(hybrid(), event=state_written(1), seq=1)
-    assert broken(foreign, hybrid()) == {"a request writes only its own blocks"}
 
 
 def test_slots_of_a_group_are_counted_in_its_own_block_size() -> None:
