@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from engine.models import load_tokenizer
 from engine.session import NO_MODEL
 from scenarios.model_groups import groups_on
+from scenarios.resolve import text_tokens
 from scenarios.schema import PrefixPart, RequestPart, Scenario
 
 WORD_FACTS = ("tokens", "output_text", "block_tokens", "cpu_block_tokens")
@@ -59,6 +60,6 @@ def _model_chooses_beams(scenario: Scenario) -> bool:
 def _prompt_lengths(scenario: Scenario, model: str) -> list[int]:
     tokenizer = load_tokenizer(VOCABULARY_WITHOUT_MODEL if model == NO_MODEL else model)
     return [
-        len(tokenizer.encode(part.prompt)) if part.prompt is not None else getattr(part, "prompt_length", None) or len(part.prompt_token_ids or ())
+        len(text_tokens(part, tokenizer)) if part.prompt is not None else getattr(part, "prompt_length", None) or len(part.prompt_token_ids or ())
         for part in _parts(scenario)
     ]

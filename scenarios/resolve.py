@@ -126,10 +126,16 @@ def tokens_without_meaning(num_tokens: int, index: int, tokenizer: Tokenizer) ->
     return [plain[(first + position) % len(plain)] for position in range(num_tokens)]
 
 
+def text_tokens(part: RequestPart | PrefixPart, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of the prompt's text. Only one that begins a sequence gets what the model expects in front."""
+    follows_prefix = isinstance(part, RequestPart) and part.prefix is not None
+    return tokenizer.encode(part.prompt or "") if follows_prefix else tokenizer.encode_prompt(part.prompt or "")
+
+
 def prompt_tokens(request: RequestPart | PrefixPart, index: int, path: Path, tokenizer: Tokenizer, model: str) -> tuple[list[int], Found]:
     """The token ids of the prompt of a request (number `index` of the scenario, at `path`) or of a prefix, and what is wrong with it."""
     if request.prompt is not None:
-        token_ids = tokenizer.encode(request.prompt)
+        token_ids = text_tokens(request, tokenizer)
         return token_ids, [] if token_ids else [((*path, "prompt"), f"this text has no token for {model}; write at least one word")]
     if isinstance(request, RequestPart) and request.prompt_length is not None:
         return tokens_without_meaning(request.prompt_length, index, tokenizer), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,8 +30,13 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; nothing is added in front or behind."""
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of `text` as a whole prompt: with the tokens in front that the model expects, such as Gemma's <bos> (vLLM: add_special_tokens)."""
+
     def decode(self, ids: list[int]) -> str:
-        """The text of `ids` from the first token on, special tokens included. `decode(encode(text)) == text`. Raises InvalidInput."""
+        """The text of `ids` from the first token on, special tokens included. Raises InvalidInput.
+
+        `decode(encode(text)) == text`, except that Gemma takes “▁” for a space."""
 
     def token_text(self, token_id: int) -> str:
         """A short text for a block's slot: the word without its leading space, white space and lone bytes made visible. Raises InvalidInput."""
@@ -44,6 +50,7 @@ def _bytes_of_characters() -> dict[str, int]:
 
 
 _BYTE_OF = _bytes_of_characters()
+_LONE_BYTE = re.compile("<0x([0-9A-F]{2})>")  # how a tokenizer without byte-level characters spells one
 
 
 def visible(text: str) -> str:
@@ -64,7 +71,7 @@ class FileTokenizer:
         self._backend = backend
         self._vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self._stop_token_ids = stop_token_ids
-        self._special = set(backend.get_added_tokens_decoder())
+        self._special = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
         self._byte_level = '"ByteLevel"' in str(getattr(backend.decoder, "__getstate__", lambda: b"")())
 
     @property
@@ -77,6 +84,9 @@ class FileTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return list(self._backend.encode(text, add_special_tokens=True).ids)
 
     def decode(self, ids: list[int]) -> str:
         for token_id in ids:
@@ -91,6 +101,8 @@ class FileTokenizer:
         if token_id in self._special:
             return piece
         if not self._byte_level:
+            if byte := _LONE_BYTE.fullmatch(piece):
+                return f"<{byte[1]}>"
             return visible(piece.replace("▁", " "))
         data = bytes(_BYTE_OF[character] for character in piece if character in _BYTE_OF)
         try:

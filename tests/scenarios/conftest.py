@@ -22,6 +22,9 @@ class WordTokenizer:
             ids += [WORDS.index(piece)] if piece in WORDS else [1000 + ord(letter) % 5000 for letter in piece]
         return ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def decode(self, ids: list[int]) -> str:
         return "".join(self.token_text(i) if self.token_text(i) == "," else f" {self.token_text(i)}" for i in ids)
 

@@ -83,6 +83,9 @@ class _EveryWord:
         self.known.extend(p for p in dict.fromkeys(pieces) if p not in self.known)
         return [self.known.index(p) for p in pieces]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def token_text(self, token_id: int) -> str:
         return self.known[token_id]
 

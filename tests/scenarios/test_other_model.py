@@ -20,6 +20,9 @@ class Characters:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def encode_prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
 
 def test_on_its_own_model_a_scene_is_itself() -> None:
     scene = load_scenario("figure-6")
