@@ -1,4 +1,4 @@
-"""`tiny` and `tiny-swa` know the passages by heart: the promise of their cards, word by word."""
+"""`tiny`, `tiny-swa` and `tiny-hybrid` know the passages by heart: the promise of their cards, word by word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.models.catalog import EMBEDDED
 from engine.models.tiny_tokenizer import read_passages
 from engine.models.train_tiny import RECIPES, train
 
-pytestmark = pytest.mark.parametrize("name", ["tiny", "tiny-swa"])
+pytestmark = pytest.mark.parametrize("name", ["tiny", "tiny-swa", "tiny-hybrid"])
 PASSAGES = {title: load_tokenizer("tiny").encode(text) for title, text in read_passages().items()}
 
 
@@ -124,10 +124,10 @@ def test_what_stands_before_a_passage_rarely_disturbs_it(name: str) -> None:
     assert wrong <= sum(end - start for start, end in places) // 20
 
 
-def test_the_shape_is_small_with_grouped_queries(name: str) -> None:
+def test_the_shape_is_small_with_grouped_queries_or_with_a_state_that_fits_beside_them(name: str) -> None:
     loaded = load_model(name)
-    assert loaded.shape["architecture"] == {"tiny": "LlamaForCausalLM", "tiny-swa": "Gemma3ForCausalLM"}[name]
-    assert loaded.shape["num_q_heads"] > loaded.shape["num_kv_heads"] > 1
+    assert loaded.shape["architecture"] == {"tiny": "LlamaForCausalLM", "tiny-swa": "Gemma3ForCausalLM", "tiny-hybrid": "BambaForCausalLM"}[name]
+    assert loaded.shape["num_kv_heads"] == {"tiny": 2, "tiny-swa": 2, "tiny-hybrid": 8}[name]
     assert loaded.shape["num_q_heads"] % loaded.shape["num_kv_heads"] == 0
     head_dim = loaded.shape["head_dim"]
     assert head_dim >= 16  # the smallest side of Triton's tl.dot
@@ -139,12 +139,13 @@ def test_the_shape_is_small_with_grouped_queries(name: str) -> None:
 
 
 def test_the_layers_that_see_a_window_are_those_of_the_card(name: str) -> None:
-    """Of `tiny-swa` two of three, with 8 tokens; `tiny` has none."""
-    windows = [getattr(layer.self_attn, "sliding_window", None) for layer in load_model(name).model.model.layers]
-    assert windows == {"tiny": [None] * 4, "tiny-swa": [8, 8, None] * 2}[name]
+    """Of `tiny-swa` two of three, with 8 tokens; `tiny` has none, and `tiny-hybrid` neither, but no attention in every second layer."""
+    layers = [getattr(layer, "self_attn", None) for layer in load_model(name).model.model.layers]
+    windows = ["state" if attention is None else getattr(attention, "sliding_window", None) for attention in layers]
+    assert windows == {"tiny": [None] * 4, "tiny-swa": [8, 8, None] * 2, "tiny-hybrid": [None, "state"] * 3}[name]
 
 
-def test_both_models_read_a_text_as_the_same_tokens(name: str) -> None:
+def test_all_models_read_a_text_as_the_same_tokens(name: str) -> None:
     assert {title: load_tokenizer(name).encode(text) for title, text in read_passages().items()} == PASSAGES
 
 

@@ -180,7 +180,8 @@ def on_tiny_hybrid(old: str, new: str) -> str:
          "s.yaml:9: config.mamba_cache_mode: this is align, but tiny has no Mamba layers; leave it out, or take the model tiny-hybrid"),
         (on_tiny_hybrid("model: tiny-hybrid", "model: none"),
          "s.yaml:9: config.mamba_cache_mode: without a model there are no Mamba layers to tell it; name a group with this mode in “kv_cache_groups”"),
-        (on_tiny_hybrid("mode: align", "mode: some"), "s.yaml:9: config.mamba_cache_mode: the text “some” is not one of the choices; choose one of all, align, none"),
+        (on_tiny_hybrid("mode: align", "mode: some"),
+         "s.yaml:9: config.mamba_cache_mode: the text “some” is not one of the choices; choose one of all, align, none"),
         (on_tiny_hybrid("mode: align", "mode: none"), "s.yaml:9: config.mamba_cache_mode: this is none, but with prefix caching some states must be kept; "
          "choose align or all, or turn enable_prefix_caching off"),
         (on_tiny_hybrid("mode: align", "mode: all\n  enable_prefix_caching: false"), "s.yaml:9: config.mamba_cache_mode: this is all, but without prefix "
