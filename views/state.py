@@ -19,6 +19,8 @@ from engine.errors import InvalidInput, PagewalkError
 from engine.models import ModelInfo, list_models, num_layers_of
 from engine.runner import parse_layers
 from engine.session_base import SessionBase
+from engine.trace.closeup import CompiledKernel, KernelCloseup
+from engine.trace.events import AttentionComputed
 from kernels import BACKENDS
 from scenarios import (
     FigureResult,
@@ -33,6 +35,7 @@ from scenarios import (
     open_session,
     place_notes,
 )
+from scenarios.closeup import closeup_at, compiled_at
 from scenarios.figures.reading import compute
 from views.stage.payload import build_payload
 
@@ -110,6 +113,53 @@ def open_again_if_failed(choice: Choice) -> OpenRun:
         return run
     open_run.clear(choice)
     return open_run(choice)
+
+
+class Computed(NamedTuple):
+    """A step in which the model ran: the number of its frame with the attention, and the engine step."""
+
+    frame: int
+    step: int
+
+
+def computed_steps(run: OpenRun, frame: int, tell: Callable[[int], None]) -> list[Computed]:
+    """Where the model ran, as far as the run is recorded: beyond `frame`, the step that it belongs to, and the computed one after it, if there is any.
+    `tell` gets the number of frames recorded so far. Raises PagewalkError when the run failed before it came to `frame`."""
+    session = run.session
+    while True:
+        frames = session.trace.frames
+        found = [Computed(f.seq, f.step) for f in frames if isinstance(f.event, AttentionComputed)]
+        here = frames[frame].step if frame < len(frames) else None
+        if session.finished or (here is not None and found and found[-1].step > here):
+            break
+        tell(len(frames))
+        run.advance(len(frames))
+    if session.error is not None and frame >= len(frames):
+        raise session.error
+    return found
+
+
+def closeup(choice: Choice, frame: int, layer: int | None, tile: int | None) -> KernelCloseup:
+    """The kernels of the step that `frame` belongs to, made once per process: the run is repeated, which takes seconds. Raises PagewalkError."""
+
+    def make() -> KernelCloseup:
+        return closeup_at(open_run(choice).session, frame, layer, tile)
+
+    return remembered(("closeup", choice, frame, layer, tile), make)
+
+
+def compiled(shown: KernelCloseup) -> list[CompiledKernel]:
+    """The kernels of a close-up compiled ahead of time, once per process for each shape of a layer."""
+
+    shape = (shown.num_q_heads, shown.num_kv_heads, shown.head_dim, shown.block_size, shown.sliding_window)
+    constants = tuple((launch.kernel, *sorted((name, str(value)) for name, value in launch.constants.items())) for launch in shown.gpu if not launch.attention)
+    batch = tuple((row.tokens, row.first_position) for row in shown.table)  # decides the shape of the attention kernel
+    return remembered(("compiled", shape, constants, batch), lambda: compiled_at(shown))
+
+
+def has_closeup(choice: Choice, frame: int, layer: int | None, tile: int | None) -> bool:
+    """Whether `closeup` has an answer at once."""
+    return is_remembered(("closeup", choice, frame, layer, tile))
 
 
 @st.cache_resource(show_spinner=False)
@@ -230,6 +280,18 @@ def kept(name: str, default: T) -> T:
 def keep(name: str, value: object) -> None:
     """Put something aside for this browser's session. A widget's key is such a name, too: until the widget is made in a run, this sets what it shows."""
     st.session_state[name] = value
+
+
+def forget(name: str) -> None:
+    """Take away what `keep` or a widget put aside under a name, if there is anything."""
+    st.session_state.pop(name, None)
+
+
+def clicked(chart: str) -> Any:
+    """The `customdata` of the point that was clicked last in the chart `chart` (as `show_chart` calls it); None where none is."""
+    selection = st.session_state.get(f"plot-{chart}") or {}
+    points = selection.get("selection", {}).get("points", [])
+    return points[0].get("customdata") if points else None
 
 
 def begin(values: Mapping[str, object]) -> None:

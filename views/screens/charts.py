@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -33,15 +33,18 @@ STYLE = """<style>
 INK, INK_ON_DARK = "#1b2430", "#e8edf4"
 
 
-def show_chart(figure: go.Figure, rows: Sequence[Mapping[str, Any]], name: str, *, alt: str | None = None) -> None:
+def show_chart(figure: go.Figure, rows: Sequence[Mapping[str, Any]], name: str, *, alt: str | None = None, on_click: Callable[[], None] | None = None) -> None:
     """Draw `figure` with an SVG and a CSV button in its top right corner, which wants to stay free (96 x 26 pixels).
 
     `rows`: the numbers behind the drawing, one mapping per line of the CSV, its columns in the order in which they first appear. `name`: of the files, and the
     chart's key: one chart of a name per page. `alt`: the chart in words, for those who cannot see it.
+    `on_click`: called before the next run of the page when somebody clicks a point; `state.clicked` says which.
     """
     st.html(STYLE)
     with st.container(key=f"chart-{name}"):
-        st.plotly_chart(inked(figure), key=f"plot-{name}", config=plot_config(name), alt=alt)
+        st.plotly_chart(
+            inked(figure), key=f"plot-{name}", config=plot_config(name), alt=alt, on_select=on_click or "ignore", selection_mode="points"
+        )  # fmt: skip
         st.download_button("CSV", csv_text(rows), f"{name}.csv", "text/csv", key=f"csv-{name}", on_click="ignore")
 
 

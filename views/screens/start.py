@@ -9,22 +9,26 @@ from engine.errors import PagewalkError
 from views import state
 from views.screens.figure_scene import figure_scene
 from views.screens.gallery import gallery
+from views.screens.kernels import kernels
 from views.screens.memory import memory
 from views.screens.scene import scene
 
 
 def start() -> None:
     """Show the scene that the address names (`?scene=…&step=…&model=…&backend=…&layers=…`), the memory screen (`?screen=memory`),
-    or the gallery."""
+    the kernels of a scene's step (`?screen=kernels&scene=…&step=…`), or the gallery."""
     if st.query_params.get("screen") == "memory":
         memory(page())
+        return
+    if st.query_params.get("screen") == "kernels":
+        kernels(page())
         return
     name = st.query_params.get("scene")
     # A link inside the page changes what the server knows, not what the browser shows: say it again, so that the address can be passed on.
     screen = st.query_params.get("screen")
     st.query_params.from_dict(st.query_params.to_dict() if name or screen else {})
     if not name:
-        gallery(page(), f"There is no screen “{screen}”: the address may name memory, or a scene." if screen else None)
+        gallery(page(), f"There is no screen “{screen}”: the address may name memory, kernels, or a scene." if screen else None)
         state.warm_up()
         return
     try:
