@@ -1,4 +1,4 @@
-"""What a test may need beside Python: a browser and the larger model's weights. Missing, they skip on a person's machine and fail in CI."""
+"""What a test may need beside Python: a browser and the larger models' weights. Missing, they skip on a person's machine and fail in CI."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 WEIGHTS = "smollm2-135m"
+"""The model that `weights` means when the marker names none."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("dev", max_examples=30, deadline=None)
@@ -29,11 +30,17 @@ def find_chromium() -> str | None:
     return named or next((path for name in names if (path := shutil.which(name))), None)
 
 
-def has_weights() -> bool:
+def weights_of(item: pytest.Item) -> str | None:
+    """The model whose weights the test needs."""
+    marker = item.get_closest_marker("weights")
+    return None if marker is None else str(marker.args[0]) if marker.args else WEIGHTS
+
+
+def has_weights(model: str) -> bool:
     """Whether the larger model is in the user's cache."""
     from engine.models import list_models
 
-    return any(info.name == WEIGHTS and info.installed for info in list_models())
+    return any(info.name == model and info.installed for info in list_models())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,19 +50,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError("the browser tests must run in CI, but no Chromium was found: install Debian's chromium or set PAGEWALK_CHROMIUM")
         for item in browser:
             item.add_marker(pytest.mark.skip(reason="no Chromium found: install it or set PAGEWALK_CHROMIUM to its path"))
-    weights = [item for item in items if item.get_closest_marker("weights")]
-    for name, together in (("browser", browser), ("weights", weights)):
-        for item in together:  # with several test processes: one browser at a time, one download
-            item.add_marker(pytest.mark.xdist_group(name))
-    if weights and not IN_CI and not has_weights():
-        for item in weights:
-            item.add_marker(pytest.mark.skip(reason=f"the weights are not here: python -m engine.models pull {WEIGHTS}"))
+    for item in browser:
+        item.add_marker(pytest.mark.xdist_group("browser"))  # with several test processes: one browser at a time
+    for item in items:
+        if model := weights_of(item):
+            item.add_marker(pytest.mark.xdist_group(f"weights {model}"))  # one download, and one process that holds the weights
+            if not IN_CI and not has_weights(model):
+                item.add_marker(pytest.mark.skip(reason=f"the weights are not here: python -m engine.models pull {model}"))
 
 
 @pytest.fixture(autouse=True)
 def _weights_in_ci(request: pytest.FixtureRequest) -> None:
-    """In CI the first test that needs the weights pulls them, through the command that users run."""
-    if request.node.get_closest_marker("weights") is None or has_weights():
+    """In CI the first test that needs a model's weights pulls them, through the command that users run. Its terms are accepted for the tests."""
+    model = weights_of(request.node)
+    if model is None or has_weights(model):
         return
-    result = subprocess.run([sys.executable, "-m", "engine.models", "pull", WEIGHTS], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-m", "engine.models", "pull", model, "--accept-licence"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr

@@ -46,8 +46,10 @@ def random_llama(seed: int = 0) -> LlamaForCausalLM:
 
 
 def untouched_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights with transformers' own attention."""
-    twin = copy.deepcopy(model)
+    """The same weights with transformers' own attention and mixers. The layers are copied, their weights are shared."""
+    twin = copy.deepcopy(model, {id(weight): weight for weight in (*model.parameters(), *model.buffers())})
+    for module in twin.modules():
+        vars(module).pop("forward", None)  # a Mamba layer's, where a runner has redirected it
     twin.set_attn_implementation("sdpa")
     return twin
 

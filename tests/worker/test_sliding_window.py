@@ -57,9 +57,18 @@ def cached_logits(token_ids: tuple[int, ...], num_prompt_tokens: int) -> torch.T
 class WindowEngine:
     """Scheduler and worker on the groups that the model's layers ask for. Every page is not-a-number until it is written."""
 
-    def __init__(self, *, num_blocks: int = 96, budget: int = 256, caching: bool = True, settings: KernelSettings | None = None) -> None:
-        loaded = load_model("tiny-swa")
-        self.groups = group_specs(kv_cache_groups_of("tiny-swa", BLOCK_SIZE), BLOCK_SIZE)
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 96,
+        budget: int = 256,
+        caching: bool = True,
+        settings: KernelSettings | None = None,
+        model: str = "tiny-swa",
+        block_size: int = BLOCK_SIZE,
+    ) -> None:
+        loaded = load_model(model)
+        self.groups = group_specs(kv_cache_groups_of(model, block_size), block_size)
         self.events: list[Event] = []
         self.skipped_by: dict[int, str | None] = {}
         """Block that left a window -> who let it go, until it is handed out again."""
@@ -72,7 +81,7 @@ class WindowEngine:
             SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=budget, max_model_len=1024),
             KVCacheConfig(num_blocks=num_blocks, kv_cache_groups=self.groups),
             enable_caching=caching,
-            block_hasher=BlockHasher(hash_block_size=BLOCK_SIZE),
+            block_hasher=BlockHasher(hash_block_size=block_size),
             emit=self._emit,
         )
         self.runner = ModelRunner(
