@@ -31,8 +31,11 @@ def _prefix_cache_hit(words: Words, event: Any, facts: Facts) -> str:
     left = (
         f"{count(from_queue, 'block')} had no owner and {'leaves' if from_queue == 1 else 'leave'} the free queue."
         if from_queue
-        else "The blocks are in use already, so nothing leaves the free queue."
+        else f"The {'block is' if len(real(getattr(event, 'block_ids', []))) == 1 else 'blocks are'} in use already, so nothing leaves the free queue."
     )
+    if isinstance(event, e.BlocksTouched) and words.group(event.group_id).is_state:
+        hit = count(number(facts, "num_hit_tokens"), "token")
+        return f"One checkpoint is restored: the state after {hit} stands for all of them, and the recurrence runs over the suffix alone. {left}"
     return f"The same tokens after the same beginning have the same hash: {count(number(facts, 'num_hit_tokens'), 'token')} need not be computed. {left}"
 
 

@@ -10,7 +10,16 @@ from views.narration.stops import Facts, number
 from views.narration.why import Why
 from views.narration.words import Words, count, listed, percent, power_of_ten
 
-NEW_STATE = "The old state and the tokens of this step give a new one; the table says in which block it is kept, over whatever state was there."
+
+def new_state(words: Words, event: e.StateWritten) -> str:
+    """Where a state is read and where the new one goes (R3.42, R3.43). vLLM copies a state that moves on into its next block before it computes."""
+    layers = f" in each of {count(event.num_layers, 'layer')}" if event.num_layers > 1 else ""
+    if event.source_block_id is None:
+        return f"A request begins without a state. A state stands for all tokens before it; the table says in which block it is kept{layers}."
+    if event.source_block_id == event.block_id:
+        return f"The table names the block of the newest state: it is read before the new one is written over it{layers}."
+    copied = " vLLM copies it into the new block first and computes there, with the same result." if words.group(event.group_id).label == "Mamba align" else ""
+    return f"The table has a block for the tokens that follow, so the old state stays as it is in block {event.source_block_id}{layers}.{copied}"
 
 
 def _scenario(words: Words, event: Any, facts: Facts) -> str:
@@ -136,7 +145,7 @@ def _left_batch(words: Words, event: Any, facts: Facts) -> str:
 
 def _block_table_lookup(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.StateWritten):
-        return NEW_STATE
+        return new_state(words, event)
     here = [(p, slot) for p, slot in zip(event.positions, event.slots, strict=True) if slot >= 0] if isinstance(event, e.SlotsMapped) else []
     if words.num_ranks > 1:
         return _ranks_share_blocks(words, event, here)
@@ -159,7 +168,7 @@ def _ranks_share_blocks(words: Words, event: Any, here: list[tuple[int, int]]) -
 
 def _slot_mapping(words: Words, event: Any, facts: Facts) -> str:
     if isinstance(event, e.StateWritten):
-        return NEW_STATE
+        return new_state(words, event)
     if not isinstance(event, e.KVWritten):
         return "Keys and values go where the slot mapping says."
     if event.backend == "none":

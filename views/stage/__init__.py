@@ -8,7 +8,8 @@ from typing import Any
 
 SCRIPTS = (
     "util.js", "recording.js", "transport.js", "draw_cell.js", "draw_pool.js", "draw_queue.js", "draw_lanes.js", "draw_groups.js", "draw_requests.js",
-    "draw_beams.js", "draw_events.js", "draw_chains.js", "draw_family.js", "draw_shares.js", "draw_swap.js", "draw_lessons.js", "stage.js",
+    "draw_worker_rows.js", "draw_beams.js", "draw_events.js", "draw_chains.js", "draw_family.js", "draw_shares.js", "draw_swap.js", "draw_lessons.js",
+    "stage.js",
 )  # fmt: skip
 """In the order in which they are joined to one module. They share one scope and import nothing, so that a saved page can carry them as they are."""
 

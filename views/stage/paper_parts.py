@@ -29,7 +29,7 @@ def engine_header(trace: Trace) -> dict[str, Any]:
         "null_block": None if engine == "paper" else 0,
         "pair": {"scene": str(pair), "label": other} if pair else None,
         "parts": {
-            "chains": engine == "v1",
+            "chains": engine == "v1" and header.config.get("enable_prefix_caching") is not False,
             "family": engine == "paper" and _has_groups(trace),
             "shares": bool(header.config.get("attention_shares")),
             "swap": bool(header.config.get("num_cpu_blocks")) and engine == "paper",

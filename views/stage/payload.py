@@ -22,6 +22,7 @@ from views.stage.changes import cache_changes, changed_blocks, queue_change, who
 from views.stage.lessons import lessons_of
 from views.stage.moves import copies_under_way, moves_of, next_copies
 from views.stage.paper_parts import beams_of, engine_header, engine_of, shares_of
+from views.stage.worker_rows import RowsOnStage
 
 PAYLOAD_VERSION = 3
 ENDS = ("engine_failed", "recording_stopped")
@@ -48,6 +49,7 @@ def build_payload(trace: Trace, *, start: int = 0) -> dict[str, Any]:
         "blocks": portion.blocks.rows,
         "requests": portion.requests.rows,
         "rows": portion.rows.rows,
+        "row_notes": portion.row_notes.distinct,
         "frames": sent,
     }
 
@@ -133,6 +135,7 @@ def _header(trace: Trace) -> dict[str, Any]:
         "about": " · ".join([about, _sizes(groups), pool, *swap]),
         "seed": header.seed,
         "other_window": _other_window(header),
+        "opens": scenario.get("opens"),
         **engine,
     }
 
@@ -164,6 +167,7 @@ class _Portion:
         self._caching = header.config.get("enable_prefix_caching") is not False
         self._agreed = _agreement_before(frames, start)
         self._copies = copies_under_way(frames, start)
+        self.row_notes = RowsOnStage(header, frames[:start])
         self._counters_of: Counters | None = None
         self._sent: dict[str, Any] = {}
 
@@ -187,7 +191,7 @@ class _Portion:
             "slots": _slots(event),
             "lookup": _lookup(self._header, frame, previous) if isinstance(event, PrefixLookup) else None,
             **self._asked_for(frame),
-            **self._standing(frame),
+            **self._standing(frame, previous),
             **self._pool(frame, previous if index > self._start else None),
         }
 
@@ -196,7 +200,7 @@ class _Portion:
         found = {"beams": beams_of(frame.event), "shares": shares_of(frame.event, frame)}
         return {name: value for name, value in found.items() if value is not None}
 
-    def _standing(self, frame: Frame) -> dict[str, Any]:
+    def _standing(self, frame: Frame, previous: Frame | None) -> dict[str, Any]:
         """What often stays as it is; only what differs from the frame sent before is in the result."""
         standing = {
             "requests": [self.requests.index(r) for r in frame.requests],
@@ -206,6 +210,7 @@ class _Portion:
             "swapped": list(frame.swapped),
             "copies": self._copies,
             "agreed": self._agreed,
+            **self.row_notes.at(frame, previous),
         }
         if self._counters_of is not frame.counters and self._counters_of != frame.counters:
             standing["counters"] = _plain(frame.counters)

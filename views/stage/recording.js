@@ -1,7 +1,7 @@
 // The frames that the stage holds. They arrive in portions; stepping among them never asks the server.
 const FRAMES_PER_CACHE = 40; // between two frames that hold the whole prefix cache
 
-const STANDING = ["requests", "rows", "running", "waiting", "swapped", "copies", "agreed", "counters"]; // not sent where they are as in the frame before
+const STANDING = ["requests", "rows", "running", "waiting", "swapped", "copies", "agreed", "counters", "row_notes", "row_reads"]; // not sent where they are as in the frame before
 
 class Recording {
   constructor() {
@@ -62,6 +62,7 @@ class Recording {
     frame.cacheSince = sent.cache || sent.cache_changes ? this.frames.length : before.cacheSince; // the frame in which the prefix cache last changed
     if (sent.requests) frame.requests = sent.requests.map((i) => requests[i]);
     if (sent.rows) frame.rows = sent.rows.map((i) => data.rows[i]);
+    for (const name of ["row_notes", "row_reads"]) if (sent[name]) frame[name] = sent[name].map((i) => data.row_notes[i]);
     for (const request of sent.requests ? frame.requests : []) {
       if (!this.requestOrder.includes(request.request_id)) this.requestOrder.push(request.request_id);
       if (request.status.startsWith("FINISHED") && !this.endedAt.has(request.request_id)) this.endedAt.set(request.request_id, this.frames.length);

@@ -30,6 +30,7 @@ class Stage {
     root.classList.add("stage");
     const head = html(root, "header", { class: "head" });
     this.title = html(head, "h1");
+    this.kernels = html(head, "a", { class: "chip kernels", target: "_self", title: "What the kernels of this step did, program by program (k)" }, "Kernels");
     this.chips = html(head, "div", { class: "chips" });
     const place = html(root, "div", { class: "say-place" }); // what has no room in it opens over the rest, under the mouse or the focus
     const say = html(place, "section", { class: "say", "aria-live": "polite", tabindex: 0 });
@@ -43,6 +44,11 @@ class Stage {
     const main = html(root, "div", { class: "panels" });
     const left = this.card(main, "Requests and block tables", "requests");
     this.requests = new RequestsPanel(left.body);
+    this.rows = new WorkerRowsPanel(html(left.card, "div", { class: "body rows-body" }));
+    left.title.replaceChildren();
+    this.requestsTitle = html(left.title, "span", { class: "title-words" });
+    this.rowsButton = html(left.title, "button", { class: "rows-button", type: "button", title: "The worker's rows beside the manager's tables (w)" });
+    this.rowsButton.addEventListener("click", () => this.toggleRows());
     this.legend = html(left.card, "p", { class: "legend" });
     const middle = this.card(main, "Physical blocks", "pool");
     this.pool = new PoolPanel(middle.body, middle.title);
@@ -85,7 +91,10 @@ class Stage {
     this.theme();
     const fresh = data.trace_id !== this.recording.traceId;
     if (this.recording.append(data) || fresh) this.asked = -1;
-    if (fresh) this.index = 0;
+    if (fresh) {
+      this.index = 0;
+      this.showRows(this.recording.header.opens === "worker_rows");
+    }
     if (this.recording.missing) return this.askForMore();
     if (this.wanted !== null && (this.wanted <= this.recording.last || this.recording.complete)) {
       this.index = Math.min(this.wanted, this.recording.last);
@@ -142,7 +151,9 @@ class Stage {
     this.drawWords(frame);
     this.drawLegend();
     this.transport.update(recording, this.index);
-    this.requests.draw(recording, frame, previous);
+    this.drawRowsButton(frame);
+    if (this.rowsOpen) this.rows.draw(recording, frame);
+    else this.requests.draw(recording, frame, previous);
     this.pool.draw(recording, frame, previous);
     this.queue.draw(recording, frame);
     this.events.draw(recording, this.index);
@@ -154,7 +165,7 @@ class Stage {
     if (parts.swap) this.swap.draw(recording, frame);
     this.correction.draw(recording, frame);
     this.light(this.lit ?? this.pinned);
-    this.requests.show(frame.request); // scrolling at the very end: until here nobody has asked where anything is
+    if (!this.rowsOpen) this.requests.show(frame.request); // scrolling at the very end: until here nobody has asked where anything is
     this.pool.showFirst(frame.now.blocks);
     this.slots.showNow();
   }
@@ -197,12 +208,45 @@ class Stage {
     this.symbol.title = frame.say.symbol ? symbolTitle(this.recording, frame.say) : "";
     this.symbol.parentElement.title = frame.say.text;
     this.where.textContent = frame.op;
+    this.drawKernelsLink(frame);
     this.drawChips(frame);
+  }
+
+  // The worker's rows take the place of the requests' cards, so that nothing else moves.
+  toggleRows() {
+    this.showRows(!this.rowsOpen);
+    forgetSizes();
+    this.redraw();
+  }
+
+  showRows(open) {
+    this.rowsOpen = open;
+    this.root.classList.toggle("rows-open", open);
+  }
+
+  drawRowsButton(frame) {
+    const number = numDifferences(frame);
+    setText(this.requestsTitle, this.rowsOpen ? "Tables and worker's rows" : "Requests and block tables");
+    setText(this.rowsButton, this.rowsOpen ? "back" : `worker's rows${number ? ` ≠ ${number}` : ""}`);
+    this.rowsButton.classList.toggle("differ", number > 0);
+    setAttributes(this.rowsButton, { "aria-pressed": String(this.rowsOpen), hidden: this.recording.isPaper ? "" : null });
+  }
+
+  // The kernels screen at this frame, for the run that the address names; a run without a model and a saved page have none.
+  drawKernelsLink(frame) {
+    const has = Boolean(this.hooks.need) && this.recording.header.model !== "none";
+    this.kernels.style.display = has ? "" : "none";
+    if (!has) return;
+    const here = new URL(window.location.href).searchParams;
+    const there = new URLSearchParams({ screen: "kernels", scene: here.get("scene") || "", step: String(frame.seq) });
+    for (const name of ["model", "backend", "layers"]) if (here.get(name)) there.set(name, here.get(name));
+    setAttributes(this.kernels, { href: `?${there}` });
   }
 
   // What the marks in the left panel mean: those that this run can have.
   drawLegend() {
     const { recording } = this;
+    if (this.rowsOpen) return setText(this.legend, rowsLegend(recording.frames[this.index]));
     if (recording.isPaper) {
       const marks = recording.header.parts.family ? ["×2: two references"] : ["bold: generated"];
       marks.push(recording.asStrips ? "bar: filled slots" : "dashed: not written");
@@ -244,6 +288,8 @@ class Stage {
     const onButton = target instanceof Element && target.closest("button, a, [role=button]");
     if (onButton && (event.key === " " || event.key === "Enter")) return;
     if (event.key === "Escape") return this.pin(null);
+    if (event.key === "w" && this.recording.frames.length && !this.recording.isPaper) return this.toggleRows();
+    if (event.key === "k" && this.kernels.style.display !== "none") return this.kernels.click();
     if (this.recording.frames.length && this.transport.key(event)) event.preventDefault();
   }
 

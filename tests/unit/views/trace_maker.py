@@ -65,6 +65,7 @@ class TraceMaker:
         self.states: dict[int, int] = {}
         self.pins: dict[int, list[str]] = {}
         self.step = 0
+        self.scheduled: dict[str, int] = {}
         self._known: dict[int, BlockState] = {}
         config = {"num_blocks": num_blocks, "block_size": groups[0]["block_size"], "hash_block_size": hash_block_size, "kv_cache_groups": groups}
         self.header = TraceHeader({"id": "made", "title": title}, config, {"name": "none"}, {"name": "none"}, {}, 0, dict(VOCABULARY))
@@ -91,7 +92,8 @@ class TraceMaker:
                 len(self.frames), self.step, op, op_index, event, tuple(self._block(b) for b in range(self.num_blocks)), tuple(self.queue),
                 tuple((key, tuple(ids)) for key, ids in self.keys.items()), tuple(self._request(i, m) for i, m in self.made.items()),
                 tuple(i for i, m in self.made.items() if m.status == "RUNNING"), tuple(i for i, m in self.made.items() if m.status == "WAITING"),
-                tuple(WorkerRow(n, i, tuple(map(tuple, m.rows))) for n, (i, m) in enumerate(self.made.items()) if any(m.rows)), (), {}, Counters(),
+                tuple(WorkerRow(n, i, tuple(map(tuple, m.rows))) for n, (i, m) in enumerate(self.made.items()) if any(m.rows)), (), dict(self.scheduled),
+                Counters(),
             )
         )  # fmt: skip
 
@@ -125,6 +127,7 @@ class TraceMaker:
 
     def begin_step(self, budget: int = 64) -> None:
         self.step += 1
+        self.scheduled = {}
         self.emit("schedule", e.StepStarted(cause=Cause(CauseKind.NEXT_STEP, {"num_running": 0, "num_waiting": 1}), token_budget=budget))
 
     def take(self, request_id: str, group_id: int, block_ids: list[int], num_tokens: int) -> None:
@@ -224,6 +227,7 @@ class TraceMaker:
     def end_schedule(self, **scheduled: int) -> None:
         for request_id, num_tokens in scheduled.items():
             self.made[request_id].computed += num_tokens
+        self.scheduled = scheduled
         self.emit("schedule", e.StepScheduled(cause=Cause(CauseKind.NEXT_STEP), num_scheduled_tokens=scheduled, token_budget_left=0))
 
     def compute(self, request_id: str, num_tokens: int) -> None:
@@ -242,9 +246,11 @@ class TraceMaker:
                 self.emit("execute_model", e.RowUpdated(cause=cause, request_id=request_id, group_id=group_id, row=row, start=start, block_ids=new))
             where = {"request_id": request_id, "group_id": group_id}
             if self.is_state(group_id):
-                block_id = table[(last - 1) // size]
+                block_id, first = table[(last - 1) // size], last - num_tokens
+                source = {"source_block_id": made.rows[group_id][(first - 1) // size] if first else None, "num_source_tokens": first}
                 self.states[block_id] = last
-                self.emit("execute_model", e.StateWritten(cause=Cause(CauseKind.SLOT_MAPPING), block_id=block_id, num_tokens=last, **where))
+                cause = Cause(CauseKind.SLOT_MAPPING)
+                self.emit("execute_model", e.StateWritten(cause=cause, block_id=block_id, num_tokens=last, **source, **where))
                 continue
             slots = [table[p // size] * size + p % size for p in positions]
             at = {"cause": Cause(CauseKind.BLOCK_TABLE_LOOKUP), **where}

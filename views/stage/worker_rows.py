@@ -1,0 +1,85 @@
+"""The worker's rows beside the manager's tables: where they differ, who sat in a row before, and what a step was seen to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.trace.events import AttentionComputed, Event, RowUpdated, StateWritten, StepStarted
+from engine.trace.frame import Frame, TraceHeader
+from views.narration.words import Words
+from views.narration.worker_rows import RowNote, reads_note, row_notes, state_note
+
+
+class RowsOnStage:
+    """Follows the frames of a run in order. `before`: the frames that were sent already. `distinct`: every note once; frames name them by index."""
+
+    def __init__(self, header: TraceHeader, before: Iterable[Frame]) -> None:
+        self._header = header
+        self._is_v1 = header.config.get("engine") != "paper"
+        self.distinct: list[list[Any]] = []
+        self._index: dict[tuple[Any, ...], int] = {}
+        self._occupants: dict[int, list[str]] = {}
+        self._reads: dict[tuple[str, int], tuple[list[int], list[int] | None, str]] = {}
+        """Request and group -> blocks that this step read, the layers where a kernel said so (None: a state), and the sentence about a state."""
+        if self._is_v1:
+            for frame in before:
+                self._follow(frame.event)
+
+    def at(self, frame: Frame, previous: Frame | None) -> dict[str, Any]:
+        """`row_notes`: [request, group, first and last column, kind, sentence] of each difference. `row_reads`: [request, group, blocks, sentence] of what was
+        read in this step so far. Both as indices into `distinct`."""
+        if not self._is_v1:
+            return {"row_notes": [], "row_reads": []}
+        self._follow(frame.event)
+        words = Words(self._header, frame, previous)
+        notes = row_notes(words, self._occupants)
+        reads = [
+            (request_id, group_id, tuple(ids), said or reads_note(words, request_id, ids, layers or [], _differing(notes, frame, request_id, group_id)))
+            for (request_id, group_id), (ids, layers, said) in self._reads.items()
+        ]
+        return {"row_notes": [self._number(note) for note in notes], "row_reads": [self._number(read) for read in reads]}
+
+    def _number(self, note: tuple[Any, ...]) -> int:
+        index = self._index.get(note)
+        if index is None:
+            index = self._index[note] = len(self.distinct)
+            self.distinct.append([list(part) if isinstance(part, tuple) else part for part in note])
+        return index
+
+    def _follow(self, event: Event) -> None:
+        if isinstance(event, StepStarted):
+            self._reads = {}
+        elif isinstance(event, RowUpdated) and event.request_id is not None:
+            sat = self._occupants.setdefault(event.row, [])
+            if not sat or sat[-1] != event.request_id:
+                sat.append(event.request_id)
+        elif isinstance(event, StateWritten) and event.request_id is not None and event.num_layers:
+            read = [event.source_block_id] if event.source_block_id is not None else []
+            self._reads[event.request_id, event.group_id or 0] = (read, None, state_note(event.request_id, event.source_block_id, event.block_id))
+        elif isinstance(event, AttentionComputed):
+            self._watch(event)
+
+    def _watch(self, event: AttentionComputed) -> None:
+        """What the attention kernel told of itself, request by request."""
+        for launch in event.witness or ():
+            if launch.kernel != "paged_attention":
+                continue
+            read: dict[str, dict[int, None]] = {}
+            for program in launch.programs:
+                if program.request_id is not None:
+                    read.setdefault(program.request_id, {}).update(dict.fromkeys(program.block_ids_read))
+            for request_id, block_ids in read.items():
+                known = self._reads.get((request_id, launch.group_id))
+                layers = [*(known[1] or [] if known else []), *launch.layers]
+                self._reads[request_id, launch.group_id] = ([*dict.fromkeys([*(known[0] if known else []), *block_ids])], layers, "")
+
+
+def _differing(notes: list[RowNote], frame: Frame, request_id: str, group_id: int) -> list[int]:
+    """The blocks that the row names where the table says something else, or behind its end."""
+    row = next((row for row in frame.rows if row.request_id == request_id), None)
+    if row is None:
+        return []
+    said = [*row.block_ids[group_id], *(row.stale_block_ids[group_id] if row.stale_block_ids else ())]
+    mine = [note for note in notes if (note.request_id, note.group_id) == (request_id, group_id)]
+    return [said[column] for note in mine for column in range(note.first, note.last + 1) if column < len(said) and said[column]]
