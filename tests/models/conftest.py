@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.models.pull import WheelSource
+from engine.models.pull import ModelSource
 from tests.models.fakes import FakeServer, serve, write_gguf, write_wheel
 
 
@@ -47,12 +47,12 @@ def small_gguf(small_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="session")
-def wheel(small_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WheelSource]:
+def wheel(small_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelSource]:
     return write_wheel(tmp_path_factory.mktemp("wheel"), small_gguf)
 
 
 @pytest.fixture
-def server(wheel: tuple[Path, WheelSource]) -> Iterator[FakeServer]:
+def server(wheel: tuple[Path, ModelSource]) -> Iterator[FakeServer]:
     with serve(wheel[0].read_bytes()) as running:
         yield running
 

