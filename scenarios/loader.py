@@ -34,7 +34,8 @@ READING_ORDER = (
     *("admission-sum", "preemption", "one-victim-two-heirs", "several-victims"),
     *("sliding-window", "window-of-2048", "window-in-chunks", "chunked-local", "outputs-window"),
     *("hybrid-full-and-window", "fixed-point", "retention-interval", "docs-hybrid-printed", "docs-hybrid"),
-    *("mamba-all", "mamba-align", "sixteen-and-sixty-four", "sixteen-and-sixty-four-align", "partial-hit-copy"),
+    *("mamba-all", "mamba-align", "hybrid-state-live", "hybrid-all-live", "hybrid-why-no-hit"),
+    *("sixteen-and-sixty-four", "sixteen-and-sixty-four-align", "partial-hit-copy", "hybrid-partial-hit-live"),
     *("latent-attention", "decode-context-parallelism"),
 )
 """Scenes that build on each other; those that are not named follow behind the others of their group, by name. A name may wait for its scene."""
