@@ -115,8 +115,9 @@ class TableRow(msgspec.Struct, frozen=True):
 class KernelCloseup(msgspec.Struct, frozen=True):
     """The kernels of engine step `step` in layer `layer` (of `num_layers`, of which `attention_layers` have keys and values), in KV-cache group `group_id`.
 
-    `gpu`: the launches with the tiles that a GPU would get (one lane per program), run in the interpreter; `interpreted`: those of the run itself, with all
-    lanes in few programs. Both in the order in which they ran."""
+    `gpu`: the launches with the tiles that a GPU would get (one lane per program), run in the interpreter; `interpreted`: those of an interpreted layer of the
+    run itself, with all lanes in few programs. Both in the order in which they ran. `comparison`: of the `gpu` launch. `left_out_tokens`: so many tokens of a
+    large batch are not shown; their keys and values lie in the cache as if an earlier step had computed them, and the places of tokens count what is left."""
 
     step: int
     layer: int
@@ -134,6 +135,7 @@ class KernelCloseup(msgspec.Struct, frozen=True):
     interpreted: list[LaunchCloseup]
     sources: list[KernelSource]
     comparison: Comparison
+    left_out_tokens: int = 0
 
 
 class SlotArithmetic(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from engine.trace.closeup import Comparison, KernelCloseup, TableRow
 from engine.trace.events import AttentionComputed, BlocksCopied
 from engine.trace.frame import Frame
 from engine.worker.closeup_launches import Relaunch, launch_again
+from engine.worker.closeup_part import shown_part
 from engine.worker.kernel_lines import source_of
 from engine.worker.layer_capture import LayerCapture, LayerInputs
 from kernels import Backend, UnknownBackend, choose_backend, interpreted_like_gpu, paged_attention
@@ -31,14 +32,15 @@ def kernel_closeup(session: SessionBase[Any], seq: int, layer: int | None = None
 
     session: any run of V1's engine or the paper's on a model; it is left alone, a fresh one of the same inputs is run up to that step. tile: keys per iteration
     of the attention kernel in the `gpu` launches, a power of two (None: as many as on a GPU, which is more than a short context has); take the block size to
-    see one block per iteration. Everything runs on the CPU; models are loaded once per process.
+    see one block per iteration. Of a batch of more than 256 tokens only a part is shown (`KernelCloseup.left_out_tokens`). Everything runs on the CPU; models are loaded once per process.
 
     Raises InvalidInput, in one sentence, for a run without a model, a frame that the run does not have, a step in which nothing was computed, a layer without
     keys and values, an impossible tile, and where Triton cannot interpret; and whatever stopped the run, when it did not get there.
     """
     gpu, interpreted = _backends(tile)
     step = _run_to(session, seq, layer)
-    inputs = step.inputs
+    with torch.inference_mode():
+        inputs, left_out_tokens = shown_part(step.inputs)
     launched = [
         launch_again(inputs, step.request_ids, step.copies, max_num_batched_tokens=session.config.max_num_batched_tokens, backend=backend)
         for backend in (gpu, interpreted)
@@ -61,6 +63,7 @@ def kernel_closeup(session: SessionBase[Any], seq: int, layer: int | None = None
         interpreted=launched[1].launches,
         sources=[source_of(kernel) for kernel in kernels],
         comparison=_compare(inputs, launched[0]),
+        left_out_tokens=left_out_tokens,
     )
 
 

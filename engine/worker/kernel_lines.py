@@ -1,17 +1,17 @@
-"""Which lines of a kernel's source ran how often, while the interpreter ran it: its programs are Python functions with the line numbers of the source."""
+"""Which lines of a kernel's source ran how often, while the interpreter ran it: there a program is a Python function, and each statement can count itself."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
-import sys
+import pkgutil
 import textwrap
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
 from engine.trace.closeup import KernelSource
@@ -29,58 +29,92 @@ class LinesRun:
     """By launch: how often each line ran (`lines_of`)."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, Counter[tuple[int | None, int]]] = {}
+        self._ran: dict[int, list[int]] = {}
 
     def lines_of(self, launch: int, kernel: str) -> dict[int, int]:
         """Line number -> how often its statement ran in all programs of the launch (its place in the recorded list), 0 for a statement that never did. A loop's
         header counts the iterations."""
         statements = _statements(kernel)
-        steps = self._steps.get(launch, Counter())
-        entered = Counter[int]()
-        for (_, entered_one), count in steps.items():
-            entered[entered_one] += count
-        found: dict[int, int] = {}
-        for place, statement in enumerate(statements):
-            count = entered[place] if statement.first_inside is None else steps[place, statement.first_inside]
-            found.update(dict.fromkeys(statement.lines, count))
-        return found
+        ran = self._ran.get(launch, [0] * len(statements))
+        return {
+            line: ran[place if statement.first_inside is None else statement.first_inside]
+            for place, statement in enumerate(statements)
+            for line in statement.lines
+        }
 
-    def note(self, launch: int, kernel: str) -> Any:
-        """A local trace function for one program."""
-        steps, place_of = self._steps.setdefault(launch, Counter()), _statement_of_line(kernel)
-        before: int | None = None
-
-        def on_event(frame: FrameType, event: str, argument: Any) -> Any:
-            nonlocal before
-            if event == "line":
-                now = place_of.get(frame.f_lineno)
-                if now is not None and now != before:  # a statement of several lines goes to and fro between them
-                    steps[before, now] += 1
-                    before = now
-            return on_event
-
-        return on_event
+    def counters_now(self, launches: Sequence[LaunchShape], kernel: str) -> list[int]:
+        """One number per statement of the kernel, which the programs of the latest launch count up."""
+        return self._ran.setdefault(len(launches) - 1, [0] * len(_statements(kernel)))
 
 
 @contextmanager
 def counted_lines(launches: Sequence[LaunchShape]) -> Iterator[LinesRun]:
-    """Count the lines that kernels run in this thread while the context lasts. `launches`: the growing list of `kernels.recorded_launches`, which tells what is
-    running. Makes an interpreted launch slower. A debugger's or a coverage tool's trace function comes back afterwards."""
+    """Count the lines of interpreted kernels while the context lasts; other threads' launches wait. `launches`: the growing list of
+    `kernels.recorded_launches`, which tells what is running.
+
+    The interpreter keeps each kernel as a Python function with the same lines; it is given one in which every statement counts itself first. (A trace function
+    would be called for every function inside the interpreter as well, and make a launch take twice as long.)"""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from kernels.interpreter import LOCK
+
     run = LinesRun()
-    files = {kernel: _function(kernel).__code__.co_filename for kernel in _kernels()}
+    known = InterpretedFunction.rewritten_fn
+    with LOCK:
+        former = {function: known.get(function) for function in map(_function, _kernels())}
+        for kernel in _kernels():
+            known[_function(kernel)] = _self_counting(kernel, functools.partial(run.counters_now, launches, kernel))
+        try:
+            yield run
+        finally:
+            for function, rewritten in former.items():
+                if rewritten is None:
+                    del known[function]
+                else:
+                    known[function] = rewritten
 
-    def on_call(frame: FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_name
-        if name in files and frame.f_code.co_filename == files[name] and launches and launches[-1].kernel == name:
-            return run.note(len(launches) - 1, name)
-        return None
 
-    former = sys.gettrace()
-    sys.settrace(on_call)
-    try:
-        yield run
-    finally:
-        sys.settrace(former)
+_RAN = "_ran"
+_BEGIN = "_begin"
+
+
+def _self_counting(kernel: str, begin: Callable[[], list[int]]) -> Any:
+    """The kernel as the interpreter would rewrite it, but every statement first counts itself in the list that `begin` gives a program when it starts."""
+    from triton.runtime import interpreter
+
+    function = _function(kernel)
+    names = {**vars(interpreter), **function.__globals__, _BEGIN: begin}
+    exec(_self_counting_code(kernel), names)
+    return names[function.__name__]
+
+
+@functools.cache
+def _self_counting_code(kernel: str) -> CodeType:
+    from triton.runtime.interpreter import FunctionRewriter
+
+    function = _function(kernel)
+    rewriter = FunctionRewriter(function)
+    rewriter.filename, rewriter.def_file_lineno = function.__code__.co_filename, source_of(kernel).first_line
+    source = source_of(kernel)
+    before = next(place for place, line in enumerate(source.lines) if line.startswith("def "))  # decorators
+    rewriter.def_file_lineno += before
+    tree = rewriter._transform_ast("\n".join(source.lines[before:]))
+    place_of = {statement.lines.start: place for place, statement in enumerate(_statements(kernel))}
+
+    def with_counters(body: list[ast.stmt]) -> list[ast.stmt]:
+        counted: list[ast.stmt] = []
+        for node in body:
+            for name in ("body", "orelse"):
+                if getattr(node, name, None):
+                    setattr(node, name, with_counters(getattr(node, name)))
+            if node.lineno in place_of:
+                counted += ast.parse(f"{_RAN}[{place_of[node.lineno]}] += 1").body
+            counted.append(node)
+        return counted
+
+    definition = tree.body[0]
+    definition.body = [*ast.parse(f"{_RAN} = {_BEGIN}()").body, *with_counters(definition.body)]
+    return compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")
 
 
 @functools.cache
@@ -94,10 +128,11 @@ def source_of(kernel: str) -> KernelSource:
 
 @functools.cache
 def _kernels() -> dict[str, Any]:
-    from kernels import triton_attention, triton_cache
+    import kernels
 
-    found = {}
-    for module in (triton_attention, triton_cache):
+    modules = [importlib.import_module(f"kernels.{module.name}") for module in pkgutil.iter_modules(kernels.__path__) if module.name.startswith("triton_")]
+    found: dict[str, Any] = {}
+    for module in modules:
         found.update({name: member for name, member in vars(module).items() if name.endswith("_kernel") and hasattr(member, "fn")})
     return found
 
@@ -134,8 +169,3 @@ def _statements(kernel: str) -> list[_Statement]:
 
     collect(definition.body)
     return found
-
-
-@functools.cache
-def _statement_of_line(kernel: str) -> dict[int, int]:
-    return {line: place for place, statement in enumerate(_statements(kernel)) for line in statement.lines}
