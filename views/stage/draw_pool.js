@@ -63,25 +63,41 @@ class PoolPanel {
 
   // An arrow from source to destination for every copy that is queued, and for those that have just been done.
   drawCopies(frame) {
-    const pairs = [...frame.copies.map(([s, d]) => [s, d, "queued"]), ...frame.now.copied.map(([s, d]) => [s, d, "done"])];
-    const signature = JSON.stringify([pairs, this.layoutKey]);
+    const [read, written, tokens] = frame.now.state || [];
+    const goesOn = Number.isInteger(read) && read !== written ? [[read, written, "state"]] : [];
+    const pairs = [...frame.copies.map(([s, d]) => [s, d, "queued"]), ...frame.now.copied.map(([s, d]) => [s, d, "done"]), ...goesOn];
+    const signature = JSON.stringify([pairs, frame.now.state, this.layoutKey]);
     if (signature === this.copiesDrawn) return;
     this.copiesDrawn = signature;
     this.copies.replaceChildren();
-    const labels = pairs.map(([source, destination, state], i) => this.drawCopy(this.cells[source], this.cells[destination], i, source, destination, state));
+    const labels = pairs.map(([source, destination, state], i) => this.drawCopy(this.cells[source], this.cells[destination], i, source, destination, state, tokens));
+    if (Number.isInteger(read)) labels.push(this.drawRead(this.cells[read], read === written ? `read, then +${tokens}` : "read"));
     this.copies.append(...labels.filter(Boolean)); // above all lines
   }
 
-  drawCopy(from, to, index, source, destination, state) {
+  // A small flag on the block from which a state was read.
+  drawRead(cell, words) {
+    if (!cell) return null;
+    const half = measure(words, `650 11px ${fontFamily}`) / 2 + 5;
+    const { width, height } = this.shape;
+    const y = cell.y + height - (this.shape.form === "words" ? 4 : 3);
+    const group = svg(this.copies, "g", { class: "copy state label read" });
+    const x = Math.max(Math.min(cell.x + width / 2, cell.x + half + (words === "read" ? 3 : width)), half);
+    svg(group, "rect", { x: x - half, y: y - 7.5, width: 2 * half, height: 15, rx: 7.5 });
+    svg(group, "text", { x, y: y + 4, "text-anchor": "middle" }, words);
+    return group;
+  }
+
+  drawCopy(from, to, index, source, destination, state, tokens) {
     if (!from || !to) return null;
     const route = this.route(from, to, index);
     const tip = route[route.length - 1];
     const up = tip.y < route[route.length - 2].y ? 1 : -1;
     const group = svg(this.copies, "g", { class: `copy ${state}`, "data-from": source, "data-to": destination });
-    hint(group, `copy of block ${source} into block ${destination}: ${state === "queued" ? "queued, the worker does it before anything is written" : "done"}`);
+    hint(group, state === "state" ? `the state in block ${source} was read, ${plural(tokens, "token")} further the new one is in block ${destination}` : `copy of block ${source} into block ${destination}: ${state === "queued" ? "queued, the worker does it before anything is written" : "done"}`);
     const line = route.map((p, i) => `${i ? "L" : "M"}${p.x} ${p.y}`).join("");
     svg(group, "path", { d: `${line}M${tip.x - 5} ${tip.y + 6 * up}L${tip.x} ${tip.y}L${tip.x + 5} ${tip.y + 6 * up}` });
-    const words = state === "queued" ? "copy" : "copied";
+    const words = { queued: "copy", done: "copied", state: `+${plural(tokens, "token")}` }[state];
     const half = measure(words, `650 11px ${fontFamily}`) / 2 + 5;
     const way = Math.min(Math.abs(route[2].x - route[1].x) / 2, half + 8) * Math.sign(route[2].x - route[1].x);
     const near = index ? route[2].x - way : route[1].x + way; // copies of one block part at its end: only the first label stands there

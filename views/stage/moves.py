@@ -17,6 +17,7 @@ from engine.trace.events import (
     CopyQueued,
     Event,
     PrefixLookup,
+    StateWritten,
     StepStarted,
 )
 from engine.trace.frame import Frame
@@ -28,7 +29,8 @@ Copies = list[list[int]]
 def moves_of(event: Event, null_block: int | None = 0, caching: bool = True) -> dict[str, Any]:
     """What just moved: `blocks` to ring, `left_queue` and `joined_queue`, `queue_text` to tell it in words, `copied` pairs; in a run with swap space also
     `swapped`, pairs of a GPU and a CPU block, and `swap`, ``out`` or ``in``. `null_block`: the id that only stands for “skipped”, None where there is none.
-    `caching`: whether full blocks bear hashes."""
+    `caching`: whether full blocks bear hashes. A recurrent state that was written gives `state`: the block that was read (None: none), the one that was
+    written, and the tokens between the two."""
     touched = [block_id for block_id in _touched_blocks(event) if block_id != null_block]
     now: dict[str, Any] = {"blocks": touched, "left_queue": [], "joined_queue": [], "queue_text": "", "copied": []}
     if isinstance(event, BlocksAllocated):
@@ -52,6 +54,9 @@ def moves_of(event: Event, null_block: int | None = 0, caching: bool = True) -> 
         now["swapped"], now["swap"] = _pairs(event), "in"
         now["left_queue"] = list(event.gpu_block_ids)
         now["queue_text"] = f"popped from the head, for the blocks of {event.request_id}"
+    elif isinstance(event, StateWritten):
+        now["blocks"] = [event.block_id]
+        now["state"] = [event.source_block_id, event.block_id, event.num_tokens - event.num_source_tokens]
     elif isinstance(event, BlocksCopied):
         now["copied"] = [list(pair) for pair in zip(event.source_block_ids, event.destination_block_ids, strict=True)]
     return now

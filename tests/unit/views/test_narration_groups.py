@@ -202,9 +202,9 @@ def test_r3_43_a_table_of_states_is_filled_up_with_null() -> None:
 
 def test_a_state_is_said_to_be_written_and_not_to_have_slots() -> None:
     first, _, third = (said(copy_run(), "state_written", n) for n in range(3))
-    assert first.text == "A's recurrence began from nothing, went over 8 tokens, and left the state after 8 in block 2."
+    assert first.text == "A's recurrence begins from nothing, takes 8 tokens and leaves the state after 8 in block 2."
     assert first.why.startswith("A request begins without a state.")
-    assert third.text == "A's recurrence went on from the state after 12 in block 4, over 2 tokens, and left the state after 14 there."
+    assert third.text == "A's recurrence goes on from the state after 12 in block 4, takes 2 tokens and leaves the state after 14 there."
     assert third.why == "The table names the block of the newest state: it is read before the new one is written over it."
     assert said(copy_run(), "blocks_allocated", 1).why.startswith("A recurrent state takes one block")
     assert "the state after 8 tokens" in said(copy_run(), "block_cached", 1).why
