@@ -32,7 +32,8 @@ def kernel_closeup(session: SessionBase[Any], seq: int, layer: int | None = None
 
     session: any run of V1's engine or the paper's on a model; it is left alone, a fresh one of the same inputs is run up to that step. tile: keys per iteration
     of the attention kernel in the `gpu` launches, a power of two (None: as many as on a GPU, which is more than a short context has); take the block size to
-    see one block per iteration. Of a batch of more than 256 tokens only a part is shown (`KernelCloseup.left_out_tokens`). Everything runs on the CPU; models are loaded once per process.
+    see one block per iteration. Of a batch of more than 256 tokens only a part is shown (`KernelCloseup.left_out_tokens`). Everything runs on the CPU; models
+    are loaded once per process.
 
     Raises InvalidInput, in one sentence, for a run without a model, a frame that the run does not have, a step in which nothing was computed, a layer without
     keys and values, an impossible tile, and where Triton cannot interpret; and whatever stopped the run, when it did not get there.

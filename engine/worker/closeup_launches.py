@@ -123,18 +123,16 @@ def _copy(inputs: LayerInputs, copies: Sequence[tuple[int, int]], backend: Backe
     launches = _closeups(*_recorded(lambda: copy_blocks([caches[0]], [caches[1]], pairs, witness=witness, backend=backend)))
     accesses = witness.launches[-1].programs or ()
     block_size = inputs.key_cache.shape[1]
-    for place, launch in enumerate(launches):
-        of_keys = place < len(launches) // 2
+    for launch in launches:
         texts: dict[int, list[str]] = defaultdict(list)
         for access in accesses:
-            read = access.key_slots_read if of_keys else access.value_slots_read
-            written = access.key_slots_written if of_keys else access.value_slots_written
-            sources, targets = ", ".join(_blocks(read, block_size)), ", ".join(_blocks(written, block_size))
-            what = "keys" if of_keys else "values"
+            sources, targets = (", ".join(_blocks(slots, block_size)) for slots in (access.key_slots_read, access.key_slots_written))
             if launch.constants.get("GATHER") and launch.constants.get("SCATTER"):
-                texts[access.program].append(f"{what} of block {sources} to block {targets}")
+                texts[access.program].append(f"keys and values of block {sources} to block {targets}")
+            elif launch.constants.get("GATHER"):
+                texts[access.program].append(f"keys and values of block {sources} to the buffer")
             else:
-                texts[access.program].append(f"{what} of block {sources} to the buffer" if launch.constants.get("GATHER") else f"{what} to block {targets}")
+                texts[access.program].append(f"keys and values to block {targets}")
         launch.programs_of.extend("; ".join(texts.get(program, ["nothing"])) for program in range(_programs(launch)))
     return launches
 
@@ -219,6 +217,7 @@ def _attend(inputs: LayerInputs, done: Relaunch, batch: _Batch, backend: Backend
     lanes = {(lane.program, lane.lane): lane for lane in told.lanes}
     block_size, num_kv_heads = inputs.key_cache.shape[1:3]
     attention = next(launch for launch in launches if launch.kernel == "paged_attention_kernel")
+    splits = attention.grid[1] if len(attention.grid) > 1 else 1
     for place in range(told.grid * told.lanes_per_program):
         where = divmod(place, told.lanes_per_program)
         if where in lanes:
@@ -226,7 +225,7 @@ def _attend(inputs: LayerInputs, done: Relaunch, batch: _Batch, backend: Backend
             tiles = _tiles(lane, accesses.get(where), told.tile_size, block_size, inputs.sliding_window)
             attention.attention.append(_lane(lane, tiles, batch.request_ids[lane.request]))
         else:
-            attention.attention.append(LaneCloseup(*where, None, None, [], 0, place % num_kv_heads, [], []))
+            attention.attention.append(LaneCloseup(*where, None, None, [], 0, place // splits % num_kv_heads, [], []))
     return launches
 
 
