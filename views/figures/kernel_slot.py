@@ -149,7 +149,7 @@ def _columns(a: SlotArithmetic, row: Sequence[int]) -> _Cells:
     """The row as the kernel reads it."""
     per_block = a.block_size // a.kernel_block_size
     blocks = [block * per_block + i for block in row for i in range(per_block)]
-    name = "<b>row of the block table</b><br>" + ("one block of the kernel" if per_block > 1 else "one block") + " per column"
+    name = "<b>row of the block table</b><br>" + ("in blocks of the kernel" if per_block > 1 else "one block per column")
     hovers = [f"column {column}: block {block}" for column, block in enumerate(blocks)]
     return _Cells(name, [str(c) for c in range(len(blocks))], [str(b) for b in blocks], hovers, None if a.kernel_block_id is None else a.column)
 

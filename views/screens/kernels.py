@@ -10,6 +10,7 @@ from streamlit.delta_generator import DeltaGenerator
 from streamlit.navigation.page import StreamlitPage
 
 from engine.errors import InvalidInput, PagewalkError
+from engine.session import NO_MODEL
 from engine.trace.closeup import KernelCloseup
 from engine.trace.events import AttentionComputed
 from engine.trace.frame import Frame
@@ -17,7 +18,7 @@ from views import state
 from views.figures.kernel_style import listed, plural
 from views.screens.gallery import sentence
 from views.screens.kernels_attention import attention_part
-from views.screens.kernels_choice import PLACE, Choices, go_to, widget
+from views.screens.kernels_choice import PLACE, Choices, choose, go_to, widget
 from views.screens.kernels_compare import compare_part
 from views.screens.kernels_compiled import compiled_part
 from views.screens.kernels_look import STYLE
@@ -37,6 +38,7 @@ GPU, HERE = "gpu", "here"
 TILES = {GPU: "As a GPU would run it", HERE: "As it ran here"}
 KEYS = (0, 4, 8, 16, 32, 64, 128)
 """Keys per tile that one may ask for; 0: as many as on a GPU."""
+EXAMPLES = ("figure-6-v1", "figure-7", "sliding-window-live")
 TILES_HELP = (
     "A GPU runs many small programs side by side. Triton's interpreter, which runs the kernels here, takes milliseconds for every program, so the run itself "
     "had few programs with many lanes each. Both are the same source, launched with other constants."
@@ -66,6 +68,7 @@ def kernels(page: StreamlitPage) -> None:
         frame, steps = _step(choice, choices, status)
     except PagewalkError as error:
         status.error(sentence(str(error)), icon=":material/error:")
+        _way_on(page)
         return
     choices.frame = frame.seq
     with moves:
@@ -99,9 +102,8 @@ def _choice(choices: Choices, title: str | None) -> Choice:
     """The run that the address names. Raises PagewalkError for one that cannot be."""
     scene = choices.place.get("scene", "")
     if title is None or scene in {info.id for info in state.scenes() if info.figure}:
-        names = ", ".join(info.id for info in state.scenes() if not info.figure)
         what = f"no engine runs in the scene “{scene}”" if title else f"there is no scene “{scene}”" if scene else "the address names no scene"
-        raise InvalidInput(f"{what}: open this screen from a scene, or add scene= with one of {names}")
+        raise InvalidInput(f"{what}: open this screen from a scene in which a model runs, such as one of these")
     choice = Choice(scene, *(choices.place.get(name) for name in Choice._fields[1:]))
     state.check_names(choice.model, choice.backend)
     return choice
@@ -114,6 +116,8 @@ def _step(choice: Choice, choices: Choices, status: DeltaGenerator) -> tuple[Fra
     if text and wanted is None:
         choices.problem = f"the address says step={text}, but step is the number of a frame of the run"
     run = state.open_again_if_failed(choice)
+    if run.session.trace.header.model["name"] == NO_MODEL:
+        raise InvalidInput("no model runs in this scene, it keeps the books only, so no kernel runs: choose a scene with a model, such as one of these")
     shown = False
 
     def tell(frames: int) -> None:
@@ -127,9 +131,9 @@ def _step(choice: Choice, choices: Choices, status: DeltaGenerator) -> tuple[Fra
     if wanted is not None and wanted >= len(frames):
         choices.problem = f"the address says step={wanted}, but the last frame of this run is {len(frames) - 1}"
         wanted = None
+    if not steps:
+        raise run.session.error or InvalidInput("nothing is computed in this scene, so no kernel runs: choose another, such as one of these")
     if wanted is None:
-        if not steps:
-            raise run.session.error or InvalidInput("no model runs in this scene, it keeps the books only, so no kernel does: choose a scene with a model")
         wanted = steps[0].frame
     return frames[wanted], steps
 
@@ -138,6 +142,15 @@ def _computed_at(steps: list[Computed], frame: Frame) -> Computed | None:
     """The computed step that the frame belongs to: the model's next run in this engine step, or its last one."""
     same = [computed for computed in steps if computed.step == frame.step]
     return next((computed for computed in same if computed.frame >= frame.seq), same[-1] if same else None)
+
+
+def _way_on(page: StreamlitPage) -> None:
+    """Links to scenes in which there is something to see."""
+    titles = {info.id: info.title for info in state.scenes()}
+    with st.container(horizontal=True, gap="small"):
+        for scene in EXAMPLES:
+            if scene in titles:
+                st.page_link(page, label=titles[scene], icon="", query_params={"screen": "kernels", "scene": scene})
 
 
 def _moves(steps: list[Computed], frame: Frame) -> None:
@@ -154,9 +167,6 @@ def _moves(steps: list[Computed], frame: Frame) -> None:
 
 def _nothing_computed(status: DeltaGenerator, steps: list[Computed], frame: Frame) -> None:
     """A sentence, and the way on."""
-    if not steps:
-        status.error("No model runs in this scene: it keeps the books only, so there are no kernels to look at.", icon=":material/info:")
-        return
     nearest = [*[s for s in steps if s.step < frame.step][-1:], *[s for s in steps if s.step > frame.step][:1]]
     with status.container(horizontal=True, gap="small"):
         st.info(f"The model did not run in step {frame.step}, so no kernel did.", icon=":material/info:")
@@ -193,8 +203,17 @@ def _closeup(
         with _telling(status, not state.has_closeup(choice, computed.frame, layer, keys or None)):
             return state.closeup(choice, computed.frame, layer, keys or None), tiles == GPU
     except PagewalkError as error:
-        status.error(sentence(str(error)), icon=":material/error:")
+        with status.container(horizontal=True, gap="small"):
+            st.error(sentence(str(error)), icon=":material/error:")
+            st.button("To a layer with attention", key="kernels-any-layer", on_click=_any_layer, args=(choice, computed.frame))
         return None
+
+
+def _any_layer(choice: Choice, frame: int) -> None:
+    """To the first layer with attention, with the tiles of a GPU. What is wrong otherwise is said when the page runs again."""
+    choose("keys", 0)
+    with contextlib.suppress(PagewalkError):
+        choose("layer", state.closeup(choice, frame, None, None).layer)
 
 
 @contextlib.contextmanager

@@ -91,10 +91,13 @@ def _row_and_softmax(view: View, launch: LaunchCloseup, lane: LaneCloseup) -> No
         st.info("This lane has no queries: a launch has as many lanes as fill its programs, and those left over do nothing.")
         return
     playing = state.kept(PLAYING, False)
-    st.fragment(_loop, run_every=SECONDS_PER_TILE if playing else None)(view, launch, lane)
+    st.fragment(_loop, run_every=SECONDS_PER_TILE if playing else None)(view, launch, lane, playing)
 
 
-def _loop(view: View, launch: LaunchCloseup, lane: LaneCloseup) -> None:
+def _loop(view: View, launch: LaunchCloseup, lane: LaneCloseup, ticks: bool) -> None:
+    """`ticks`: whether this part of the page runs again by itself, which only a run of the whole page can change."""
+    if state.kept(PLAYING, False) != ticks:
+        st.rerun()
     closeup = view.closeup
     tile_size = int(launch.constants.get("TILE") or 1)
     index, row = _controls(view, lane, [step.positions[0] // tile_size for step in lane.tiles])
@@ -134,7 +137,6 @@ def _controls(view: View, lane: LaneCloseup, numbers: list[int]) -> tuple[int, R
     state.keep("kernels-ticked", playing)
     if playing and index == last:
         state.keep(PLAYING, False)
-        st.rerun()
     with st.container(key="kernels-loop", horizontal=True, vertical_alignment="center", gap="small"):
         st.button("◀", key="kernels-back", disabled=index == 0, on_click=choose, args=("tile", index - 1), help="The tile before")
         st.button("▶", key="kernels-on", disabled=index == last, on_click=choose, args=("tile", index + 1), help="The next tile")
@@ -149,8 +151,7 @@ def _controls(view: View, lane: LaneCloseup, numbers: list[int]) -> tuple[int, R
                 width=190,
             )
         else:
-            st.button("One tile; take smaller", key="kernels-smaller", on_click=_smaller, args=(view.closeup.block_size,), disabled=not view.as_gpu,
-                      help="The context fits into one tile, so the loop runs once. With tiles of a block each, the loop can be watched.")  # fmt: skip
+            _one_tile(view)
         if not lane.rows:
             return index, None
         longest = max(range(len(lane.rows)), key=lambda i: (lane.rows[i].token, -lane.rows[i].q_head))
@@ -165,6 +166,15 @@ def _play(index: int, last: int) -> None:
     state.keep("kernels-ticked", False)
     if playing and index == last:
         choose("tile", 0)
+
+
+def _one_tile(view: View) -> None:
+    """Instead of the slider where the loop runs once."""
+    if not view.as_gpu:
+        st.markdown("One tile: the loop runs once.", width=200)
+        return
+    hint = "The context fits into one tile, so the loop runs once. With tiles of a block each, it can be watched at work."
+    st.button("One tile: take smaller ones", key="kernels-smaller", on_click=_smaller, args=(view.closeup.block_size,), help=hint)
 
 
 def _smaller(block_size: int) -> None:

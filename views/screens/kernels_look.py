@@ -35,6 +35,7 @@ table.numbers :is(td, th), table.sum :is(td, th) { padding: 2px 10px 2px 0; text
   border-bottom: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
 table.numbers .words, table.sum td:not(:nth-child(3)) { text-align: left; }
 table.sum td:nth-child(2), table.sum td:nth-child(3) { font-family: ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; font-size: 13px; }
+table.sum td:not(:last-child) { white-space: nowrap; }
 table.sum td:nth-child(3) { font-weight: 700; }
 table.sum td:last-child { opacity: .82; font-size: 13px; }
 table.sum tr:last-child td { border-bottom: 0; font-weight: 700; opacity: 1; }

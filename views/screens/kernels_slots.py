@@ -105,10 +105,9 @@ def _programs(view: View, token: int) -> None:
     if launch is None:
         st.caption("In this run the slots were computed without a kernel.")
         return
-    requests = plural(len(view.closeup.table), "request")
     last = len(launch.programs_of) - 1
     many = launch.lanes > 1
-    why = f"up to {launch.lanes} requests share a program" if many else f"one for each of {requests}, and one more"
+    why = f"up to {launch.lanes} requests share a program" if many else "one for each request, and one more"
     st.markdown(
         f"**The slot-mapping kernel's grid**: {plural(launch.grid[0], 'program')}, {why}; the last one fills what is left of the slot mapping with −1 (R8.5). "
         f"Slots go by place in the batch: token {token} of the batch has slot_mapping[{token}] = {view.slot_of(token)}."
