@@ -13,7 +13,7 @@ from views.narration.words import Words, count, listed, percent, power_of_ten
 
 def new_state(words: Words, event: e.StateWritten) -> str:
     """Where a state is read and where the new one goes (R3.42, R3.43). vLLM copies a state that moves on into its next block before it computes."""
-    layers = f" in each of {count(event.num_layers, 'layer')}" if event.num_layers > 1 else ""
+    layers = f", in each of {count(event.num_layers, 'layer')}" if event.num_layers > 1 else ""
     if event.source_block_id is None:
         return f"A request begins without a state. A state stands for all tokens before it; the table says in which block it is kept{layers}."
     if event.source_block_id == event.block_id:

@@ -71,18 +71,20 @@ class PoolPanel {
     this.copiesDrawn = signature;
     this.copies.replaceChildren();
     const labels = pairs.map(([source, destination, state], i) => this.drawCopy(this.cells[source], this.cells[destination], i, source, destination, state, tokens));
-    if (Number.isInteger(read)) labels.push(this.drawRead(this.cells[read], read === written ? `read, then +${tokens}` : "read"));
+    if (Number.isInteger(read)) labels.push(this.drawRead(this.cells[read], this.cells[written], tokens));
     this.copies.append(...labels.filter(Boolean)); // above all lines
   }
 
-  // A small flag on the block from which a state was read.
-  drawRead(cell, words) {
-    if (!cell) return null;
+  // A small flag on the block from which a state was read, on the side where no arrow leaves.
+  drawRead(cell, to, tokens) {
+    if (!cell || !to) return null;
+    const words = cell === to ? `read, then +${tokens}` : "read";
     const half = measure(words, `650 11px ${fontFamily}`) / 2 + 5;
     const { width, height } = this.shape;
     const y = cell.y + height - (this.shape.form === "words" ? 4 : 3);
     const group = svg(this.copies, "g", { class: "copy state label read" });
-    const x = Math.max(Math.min(cell.x + width / 2, cell.x + half + (words === "read" ? 3 : width)), half);
+    const side = cell === to ? 0 : (to.x < cell.x ? 1 : -1) * Math.max(width / 2 - half - 3, 0);
+    const x = Math.max(cell.x + width / 2 + side, half);
     svg(group, "rect", { x: x - half, y: y - 7.5, width: 2 * half, height: 15, rx: 7.5 });
     svg(group, "text", { x, y: y + 4, "text-anchor": "middle" }, words);
     return group;

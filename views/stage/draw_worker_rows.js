@@ -136,9 +136,10 @@ function cutRuns(columns) {
   return shown;
 }
 
-// Columns in which a row and its table differ, over all requests and groups.
+// Columns in which a row says something else than its table and will go on doing so, over all requests and groups: not what the next step brings in line.
 function numDifferences(frame) {
-  return frame.row_notes.reduce((sum, [, , first, last]) => sum + last - first + 1, 0);
+  const lasting = frame.row_notes.filter((note) => !["not_told", "left"].includes(note[4]));
+  return lasting.reduce((sum, [, , first, last]) => sum + last - first + 1, 0);
 }
 
 function rowsLegend(frame) {

@@ -65,16 +65,19 @@ def beams_of(event: Event) -> dict[str, Any] | None:
 
 
 def shares_of(event: Event, frame: Frame) -> dict[str, Any] | None:
-    """Where the attention of each request's last query goes: its token, its position, and per logical block the physical block and the share."""
+    """Where the attention of each request's last query goes: its token, its position, per logical block the physical block and the share (`places`), and for
+    each query head its shares of these places (`heads`)."""
     if not isinstance(event, AttentionComputed) or not event.block_shares:
         return None
     shown = []
-    for request_id, length, shares in zip(event.request_ids, event.seq_lens, event.block_shares, strict=False):
+    by_head = event.head_shares or [[]] * len(event.block_shares)
+    for request_id, length, shares, heads in zip(event.request_ids, event.seq_lens, event.block_shares, by_head, strict=False):
         request = frame.request(request_id)
         if request is None or not request.block_ids or not 0 < length <= len(request.token_ids):
             continue
         table = request.block_ids[event.group_id or 0]
         # A window has left the blocks of which the table still names the place only; nothing of the attention goes there.
         places = [[logical, table[logical], share] for logical, share in enumerate(shares) if logical < len(table) and (share or table[logical])]
-        shown.append({"request": request_id, "token": request.token_ids[length - 1], "position": length - 1, "places": places})
+        own = [[head[logical] for logical, *_ in places] for head in heads]
+        shown.append({"request": request_id, "token": request.token_ids[length - 1], "position": length - 1, "places": places, "heads": own})
     return {"layer": event.shares_layer, "requests": shown} if shown else None

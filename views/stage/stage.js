@@ -50,6 +50,7 @@ class Stage {
     this.rowsButton = html(left.title, "button", { class: "rows-button", type: "button", title: "The worker's rows beside the manager's tables (w)" });
     this.rowsButton.addEventListener("click", () => this.toggleRows());
     this.legend = html(left.card, "p", { class: "legend" });
+    this.rowsLink = html(left.card, "a", { class: "rows-link", target: "_self" }, "How the kernels of this step walk these rows →");
     const middle = this.card(main, "Physical blocks", "pool");
     this.pool = new PoolPanel(middle.body, middle.title);
     const queueTitle = html(middle.card, "h2", { class: "queue-title" }, "Free queue");
@@ -235,12 +236,12 @@ class Stage {
   // The kernels screen at this frame, for the run that the address names; a run without a model and a saved page have none.
   drawKernelsLink(frame) {
     const has = Boolean(this.hooks.need) && this.recording.header.model !== "none";
-    this.kernels.style.display = has ? "" : "none";
+    this.kernels.style.display = this.rowsLink.style.display = has ? "" : "none";
     if (!has) return;
     const here = new URL(window.location.href).searchParams;
-    const there = new URLSearchParams({ screen: "kernels", scene: here.get("scene") || "", step: String(frame.seq) });
+    const there = new URLSearchParams({ screen: "kernels", scene: here.get("scene") || "", step: String(this.wanted ?? frame.seq) });
     for (const name of ["model", "backend", "layers"]) if (here.get(name)) there.set(name, here.get(name));
-    setAttributes(this.kernels, { href: `?${there}` });
+    for (const link of [this.kernels, this.rowsLink]) setAttributes(link, { href: `?${there}` });
   }
 
   // What the marks in the left panel mean: those that this run can have.
