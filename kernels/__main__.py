@@ -14,6 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", nargs="?", default="backend", choices=["backend", "aot"])
     parser.add_argument("--backend", default=None, help="ask for a backend instead of letting it be chosen")
     parser.add_argument("--device", default="cpu", help="device of the tensors: cpu, cuda")
+    parser.add_argument("--every", action="store_true", help="aot: attention in every default configuration, which takes many minutes")
     options = parser.parse_args(arguments)
     try:
         if options.command == "backend":
@@ -23,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
             from kernels import aot
         except ImportError:
             raise UnknownBackend("Compiling needs Triton, which is not installed here.") from None
-        for line in aot.table():
+        for line in aot.table(options.every):
             print(line, flush=True)
     except UnknownBackend as error:
         print(error, file=sys.stderr)

@@ -6,6 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class CompilerOptions(NamedTuple):
+    """What the compiler is told besides a kernel's constants."""
+
+    num_warps: int
+    num_stages: int = 3
 
 
 @dataclass(frozen=True)

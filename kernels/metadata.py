@@ -14,6 +14,9 @@ T = TypeVar("T")
 class Derived:
     """What a backend works out from the tensors of a batch (gather indices, masks, query blocks), each under a key of its own."""
 
+    max_seq_len: int | None = None
+    """Upper bound of seq_lens that the host knows; None: as many as a row of the block table has room for."""
+
     def __init__(self) -> None:
         self._values: dict[Hashable, object] = {}
 
@@ -28,12 +31,13 @@ class AttentionMetadata(Derived):
     """The tensors that `reshape_and_cache` and `paged_attention` take besides a layer's own, checked once instead of in every layer.
 
     block_table: int32 [>= num_reqs, width]; query_start_loc: int32 [num_reqs + 1]; seq_lens: int32 [num_reqs]; slot_mapping: int64 [num_slots].
+    max_seq_len: upper bound of seq_lens, by which compiled attention chooses its programs without waiting for a GPU; None: the width of the block table.
     While the object is in use the tensors must keep their contents, because what a backend derives from them it derives once.
     Raises ValueError for shapes or dtypes that do not fit together.
     vLLM: AttentionMetadata and its builder; here: one class for all backends, and nothing is derived before it is needed.
     """
 
-    def __init__(self, *, block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, slot_mapping: Tensor) -> None:
+    def __init__(self, *, block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, slot_mapping: Tensor, max_seq_len: int | None = None) -> None:
         super().__init__()
         check_batch(block_table, query_start_loc, seq_lens)
         check_slot_mapping(slot_mapping)
@@ -41,6 +45,7 @@ class AttentionMetadata(Derived):
         self.query_start_loc = query_start_loc
         self.seq_lens = seq_lens
         self.slot_mapping = slot_mapping
+        self.max_seq_len = max_seq_len
         self.checked_caches: tuple[Tensor, Tensor] | None = None  # the two caches that were found to be in order last
 
     def expect(self, **tensors: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Which memory an interpreted launch touches: every masked load and store of the interpreter passes by here while somebody watches.
 
-The interpreter holds a tile of addresses as one array, and the kernels' leading axis is their lanes, so each address belongs to a lane of a program.
+The interpreter holds a tile of addresses as one array, and the kernels' leading axis is their lanes (a program with one lane has no axis for it), so each
+address belongs to a lane of a program.
 Only addresses whose mask is true count: the others are never followed.
 """
 
@@ -94,13 +95,14 @@ class WatchedTensor:
 
 
 @contextmanager
-def watching(tensors: Sequence[WatchedTensor]) -> Iterator[None]:
-    """While this lasts, interpreted launches of this thread note in `tensors` what they touch of them; other threads' launches wait."""
+def watching(tensors: Sequence[WatchedTensor], has_lanes: bool = True) -> Iterator[None]:
+    """While this lasts, interpreted launches of this thread note in `tensors` what they touch of them; other threads' launches wait. Unless `has_lanes`, all
+    that a program touches belongs to its lane 0."""
     builder = triton_interpreter.interpreter_builder
     load, store = type(builder).create_masked_load.__get__(builder), type(builder).create_masked_store.__get__(builder)
 
     def note(kind: Literal["reads", "writes"], pointers: Any, mask: Any) -> None:
-        tile = Tile(pointers.data, mask.data)
+        tile = Tile(pointers.data, mask.data) if has_lanes else Tile(pointers.data[None], mask.data[None])
         x, y, z = builder.grid_idx
         _, wide, deep = builder.grid_dim
         for tensor in tensors:

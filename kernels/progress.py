@@ -25,8 +25,9 @@ class RowProgress:
 @dataclass(frozen=True)
 class LaneProgress:
     """One lane that had queries. `program`: its place in the grid (row after row, where the grid has two axes); `lane`: within the program; `request`: row of
-    the block table; `tokens`: places of its queries in the batch; `first_position`: of the first of them within the request; `tiles`: numbers of the tiles
-    that it walked, where tile t holds the keys t * tile_size .. (t + 1) * tile_size - 1 of the request, as far as it has them."""
+    the block table; `tokens`: places of its queries in the batch; `first_position`: of the first of them within the request; `split`: which share of the keys
+    was its own, 0 where they are not split; `tiles`: numbers of the tiles that it walked, where tile t holds the keys t * tile_size .. (t + 1) * tile_size - 1
+    of the request, as far as it has them; every split begins afresh, and one without keys has no tiles."""
 
     program: int
     lane: int
@@ -34,6 +35,7 @@ class LaneProgress:
     kv_head: int
     tokens: tuple[int, ...]
     first_position: int
+    split: int
     tiles: tuple[int, ...]
     rows: tuple[RowProgress, ...]
 

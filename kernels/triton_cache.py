@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs", "max_num_tokens", "block_table_stride", "width"])
 def slot_mapping_kernel(
     query_start_loc_ptr,  # int32 [num_reqs + 1]
     positions_ptr,  # int64 [num_tokens]
@@ -59,7 +59,7 @@ def slot_mapping_kernel(
             tl.store(slot_mapping_ptr + token, slot, mask=is_token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def reshape_and_cache_kernel(
     key_ptr,  # [num_tokens, num_kv_heads, head_dim]
     value_ptr,  # the strides of key
@@ -110,7 +110,7 @@ def reshape_and_cache_kernel(
         tl.store(witness_ptr + token, slot, mask=slot >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pages", "index_stride"])
 def copy_pages_kernel(
     source_ptr,  # [num_source_pages, page_size]
     destination_ptr,  # [num_destination_pages, page_size]
@@ -125,6 +125,9 @@ def copy_pages_kernel(
     SCATTER: tl.constexpr,  # write page destination_index[i]; otherwise page i
     PAGES: tl.constexpr,  # pages per program
     TILE: tl.constexpr,  # elements of a page per program
+    value_source_ptr=None,  # a second pair of tensors with the same shapes and strides: the first two hold keys, these values
+    value_destination_ptr=None,
+    VALUES: tl.constexpr = False,  # copy the second pair too
     witness_ptr=None,  # int64 [num_pages, 2]: the page read when gathering, the page written when scattering
     WITNESS: tl.constexpr = False,  # write them down
 ):
@@ -138,8 +141,13 @@ def copy_pages_kernel(
         destination = tl.load(destination_index_ptr + page * index_stride, mask=is_page, other=0)
     element = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = is_page[:, None] & (element < page_size)[None, :]
-    content = tl.load(source_ptr + source[:, None] * source_stride + element[None, :], mask=mask)
-    tl.store(destination_ptr + destination[:, None] * destination_stride + element[None, :], content, mask=mask)
+    source_place = source[:, None] * source_stride + element[None, :]
+    destination_place = destination[:, None] * destination_stride + element[None, :]
+    content = tl.load(source_ptr + source_place, mask=mask)
+    if VALUES:
+        value_content = tl.load(value_source_ptr + source_place, mask=mask)
+        tl.store(value_destination_ptr + destination_place, value_content, mask=mask)
+    tl.store(destination_ptr + destination_place, content, mask=mask)
     if WITNESS:
         if GATHER:
             tl.store(witness_ptr + page * 2, source, mask=is_page)

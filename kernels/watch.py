@@ -28,7 +28,8 @@ ALIGNMENT = 16
 def attention_watch(
     witness: Witness | None, own_account: bool, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, grid: int, lanes: int, max_keys: int
 ) -> Iterator[Extra]:
-    """Around one launch of `paged_attention_kernel`. `out`: [num_tokens, num_q_heads, head_dim], what the kernel itself writes; `max_keys`: longest request."""
+    """Around one launch of `paged_attention_kernel`. `out`: [(splits,) num_tokens, num_q_heads, head_dim], what the kernel itself writes; `grid`: programs;
+    `max_keys`: longest request."""
     if witness is None:
         yield {}
     elif own_account:
@@ -38,7 +39,7 @@ def attention_watch(
         programs = [_attention_account(place, lanes, row) for place, row in enumerate(buffer.tolist())]
         witness.launches.append(_launch("paged_attention", key_cache, programs, grid, lanes))
     else:
-        with _watched("paged_attention", witness, key_cache, value_cache, tokens_written=out, grid=grid, lanes=lanes):
+        with _watched("paged_attention", witness, key_cache, value_cache, tokens_written=out, grid=grid, lanes=lanes, has_lanes=lanes > 1):
             yield {}
 
 
@@ -48,18 +49,19 @@ def progress_watch(progress: Progress | None, blocks: QueryBlocks, num_kv_heads:
     if progress is None:
         yield {}
         return
-    tiles, block_m = -(-max_keys // blocks.tile), blocks.block_m
     unwritten = -1.0  # no total is negative
-    buffer = torch.full((blocks.programs * blocks.lanes, tiles, block_m, 2), unwritten, dtype=torch.float32, device=blocks.arrays[0].device)
+    programs = blocks.programs * blocks.splits
+    tiles = -(-max_keys // blocks.tile)
+    buffer = torch.full((programs * blocks.lanes, tiles, blocks.block_m, 2), unwritten, dtype=torch.float32, device=blocks.arrays[0].device)
     yield {"progress_ptr": buffer, "progress_stride": buffer.stride(0), "PROGRESS": True}
     maxima, totals = buffer.cpu().unbind(3)
     arrays = [array.tolist() for array in blocks.arrays]
     lanes = []
-    for place in range(len(arrays[0]) * num_kv_heads):
-        block, kv_head = divmod(place, num_kv_heads)
-        request, first_token, num_queries, first_position = (array[block] for array in arrays)
-        if place >= buffer.shape[0] or num_queries == 0:
+    for place in range(buffer.shape[0]):
+        block, kv_head = divmod(place // blocks.splits, num_kv_heads)
+        if block >= len(arrays[0]) or arrays[2][block] == 0:
             continue
+        request, first_token, num_queries, first_position = (array[block] for array in arrays)
         walked = [tile for tile in range(tiles) if float(totals[place, tile, 0]) != unwritten]
         rows = tuple(
             RowProgress(
@@ -71,8 +73,9 @@ def progress_watch(progress: Progress | None, blocks: QueryBlocks, num_kv_heads:
             for row in range(num_queries * group)
         )
         tokens = tuple(range(first_token, first_token + num_queries))
-        lanes.append(LaneProgress(place // blocks.lanes, place % blocks.lanes, request, kv_head, tokens, first_position, tuple(walked), rows))
-    progress.launches.append(LaunchProgress(blocks.tile, blocks.programs, blocks.lanes, tuple(lanes)))
+        program, lane = divmod(place, blocks.lanes)
+        lanes.append(LaneProgress(program, lane, request, kv_head, tokens, first_position, program % blocks.splits, tuple(walked), rows))
+    progress.launches.append(LaunchProgress(blocks.tile, programs, blocks.lanes, tuple(lanes)))
 
 
 class QueryBlocks(Protocol):
@@ -80,6 +83,8 @@ class QueryBlocks(Protocol):
 
     @property
     def programs(self) -> int: ...
+    @property
+    def splits(self) -> int: ...
     @property
     def lanes(self) -> int: ...
     @property
@@ -115,13 +120,24 @@ def write_watch(
 @contextmanager
 def copy_watch(
     witness: Witness | None, own_account: bool, key_cache: torch.Tensor, value_cache: torch.Tensor, num_pages: int, grid: int, lanes: int
-) -> Iterator[Callable[[torch.Tensor], Extra]]:
-    """Around the launches of `copy_pages_kernel` for one layer; what it yields is called with the cache that a launch is for. `grid`: programs per page."""
+) -> Iterator[Callable[[tuple[torch.Tensor, ...]], Extra]]:
+    """Around the launches of `copy_pages_kernel` for one layer; what it yields is called with the caches that a launch is for: both, or one of them. `grid`:
+    programs of a launch."""
     if witness is None:
-        yield lambda cache: {}
+        yield lambda caches: {}
     elif own_account:
         buffers = [torch.full((num_pages, 2), -1, dtype=torch.int64, device=key_cache.device) for _ in range(2)]
-        yield lambda cache: {"witness_ptr": buffers[cache is value_cache], "WITNESS": True}
+        apart = []
+
+        def account(caches: tuple[torch.Tensor, ...]) -> Extra:
+            if len(caches) > 1:  # one address for a key and its value, so one account of both
+                return {"witness_ptr": buffers[0], "WITNESS": True}
+            apart.append(caches[0])
+            return {"witness_ptr": buffers[caches[0] is value_cache], "WITNESS": True}
+
+        yield account
+        if not apart:
+            buffers[1] = buffers[0]
         heads, size = tuple(range(key_cache.shape[2])), key_cache.shape[1]
         (keys, values) = ([[_slots_of(block, size) for block in row] for row in buffer.tolist()] for buffer in buffers)
         programs = [
@@ -130,7 +146,7 @@ def copy_watch(
         witness.launches.append(_launch("copy_blocks", key_cache, programs, grid, lanes))
     else:
         with _watched("copy_blocks", witness, key_cache, value_cache, grid=grid, lanes=lanes):
-            yield lambda cache: {}
+            yield lambda caches: {}
 
 
 def _launch(kernel: KernelName, key_cache: torch.Tensor, programs: Iterable[ProgramAccess], grid: int, lanes: int) -> LaunchWitness:
@@ -158,14 +174,15 @@ def _watched(
     *,
     grid: int,
     lanes: int,
+    has_lanes: bool = True,
     tokens_read: torch.Tensor | None = None,
     tokens_written: torch.Tensor | None = None,
 ) -> Iterator[None]:
     from kernels.pointer_trace import WatchedTensor, watching
 
     caches = [WatchedTensor(cache, (0, 1, 2), exact=2) for cache in (key_cache, value_cache)]
-    batch = [WatchedTensor(tensor, (0,), exact=1) for tensor in (tokens_read, tokens_written) if tensor is not None]
-    with watching([*caches, *batch]):
+    batch = [WatchedTensor(tensor, (tensor.dim() - 3,), exact=1) for tensor in (tokens_read, tokens_written) if tensor is not None]
+    with watching([*caches, *batch], has_lanes):
         yield
     block_size = key_cache.shape[1]
     accesses = [_per_lane(touched) for cache in caches for touched in (cache.reads, cache.writes)]

@@ -56,8 +56,8 @@ def test_half_precision(batch_of, dense, dtype, tolerance, backend):
 @pytest.mark.parametrize("sliding_window", [None, 5, 70])
 def test_many_programs_and_many_tiles(batch_of, dense, monkeypatch, sliding_window):
     """As on a GPU: one lane per program, several tiles per lane, several query blocks per request; the online softmax must carry over."""
-    monkeypatch.setattr("kernels.launch.INTERPRETED_ELEMENTS", 1)
-    monkeypatch.setattr("kernels.launch.INTERPRETED_BLOCK_Q", 3)
+    monkeypatch.setattr("kernels.launch_attention.INTERPRETED_ELEMENTS", 1)
+    monkeypatch.setattr("kernels.launch_attention.INTERPRETED_BLOCK_Q", 3)
     batch = batch_of([1, 7, 4], [200, 150, 4], num_q_heads=6, num_kv_heads=2)
     out = kernels.paged_attention(*batch.arguments, scale=0.9, sliding_window=sliding_window, backend="interpret")
     torch.testing.assert_close(out.double(), dense(batch, 0.9, sliding_window), atol=2e-6, rtol=1e-5)

@@ -97,7 +97,6 @@ def test_launches_are_recorded_with_grid_and_constants(batch_of):
         ("slot_mapping_kernel", (3,), 1),
         ("reshape_and_cache_kernel", (6,), 1),
         ("copy_pages_kernel", (1, 1), 1),
-        ("copy_pages_kernel", (1, 1), 1),
     ]
     assert launches[1].constants["SLIDING_WINDOW"] == 5
     assert launches[1].constants["GROUP"] == 2

@@ -86,8 +86,8 @@ def test_grouped_heads(batch_of, num_q_heads, num_kv_heads, head_dim, by):
 @pytest.mark.parametrize("sliding_window", [None, 5])
 def test_many_programs_and_many_tiles(batch_of, monkeypatch, sliding_window, by):
     """As on a GPU: one lane per program, several tiles per lane, several query blocks per request."""
-    monkeypatch.setattr("kernels.launch.INTERPRETED_ELEMENTS", 1)
-    monkeypatch.setattr("kernels.launch.INTERPRETED_BLOCK_Q", 3)
+    monkeypatch.setattr("kernels.launch_attention.INTERPRETED_ELEMENTS", 1)
+    monkeypatch.setattr("kernels.launch_attention.INTERPRETED_BLOCK_Q", 3)
     batch = batch_of([7, 1], [90, 130])
     told = attend(batch, by, sliding_window)
     check(batch, told, sliding_window)
