@@ -32,7 +32,7 @@ READING_ORDER = (
     *("parallel-sampling-v1", "beam-search-v1", "chunked-prefill"),
     *("eviction-order", "touch-rescues", "docs-prefix-caching-printed", "docs-prefix-caching"),
     *("admission-sum", "preemption", "one-victim-two-heirs", "several-victims"),
-    *("sliding-window", "window-of-2048", "window-in-chunks", "chunked-local", "outputs-window"),
+    *("sliding-window", "window-of-2048", "window-in-chunks", "sliding-window-live", "gemma-window", "chunked-local", "outputs-window"),
     *("hybrid-full-and-window", "fixed-point", "retention-interval", "docs-hybrid-printed", "docs-hybrid"),
     *("mamba-all", "mamba-align", "hybrid-state-live", "hybrid-all-live", "hybrid-why-no-hit"),
     *("sixteen-and-sixty-four", "sixteen-and-sixty-four-align", "partial-hit-copy", "hybrid-partial-hit-live"),
@@ -56,6 +56,8 @@ class SceneInfo:
     group: str
     figure: str | None = None
     """The kind of figure, None for a scene that runs on the stage."""
+    model: str | None = None
+    """The model that a scene on the stage runs, None for a figure."""
 
 
 def scene_files() -> dict[str, Path]:
@@ -84,7 +86,8 @@ def list_scenarios() -> list[SceneInfo]:
 def list_scenes() -> list[SceneInfo]:
     """All scenes of the library, figures too, as a gallery shows them. Raises ScenarioError when one of them is broken."""
     scenes = [load_scene(scene_id) for scene_id in scene_files()]
-    return [SceneInfo(s.id, s.title, s.goal, s.source, s.group or "", s.figure if isinstance(s, FigureScene) else None) for s in scenes]
+    kinds = [(s.figure, None) if isinstance(s, FigureScene) else (None, s.model) for s in scenes]
+    return [SceneInfo(s.id, s.title, s.goal, s.source, s.group or "", *kind) for s, kind in zip(scenes, kinds, strict=True)]
 
 
 def load_scenario(id_or_path: str | os.PathLike[str]) -> Scenario:

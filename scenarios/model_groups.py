@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.errors import InvalidInput
 from engine.group_config import GroupConfig
 from engine.models import has_mamba_layers, kv_cache_groups_of, sliding_window_of, smallest_block_size_of
+from engine.models.catalog import resolve
 from engine.session_base import NO_MODEL
 from scenarios.schema import Scenario
 
@@ -28,8 +29,18 @@ def groups_on(scenario: Scenario, model: str) -> tuple[GroupConfig, ...]:
         return ()  # said where the model is looked for, and by `check_groups`
 
 
-def num_groups(scenario: Scenario) -> int:
-    """How many groups the scenario has on its own model."""
+def is_here(model: str) -> bool:
+    """Whether the model's config.json can be asked, or there is no model to ask."""
+    try:
+        return model == NO_MODEL or bool(resolve(model))
+    except InvalidInput:
+        return False
+
+
+def num_groups(scenario: Scenario) -> int | None:
+    """How many groups the scenario has on its own model; None for a model that is not there, of which nothing is known."""
+    if scenario.engine == "v1" and not scenario.config.kv_cache_groups and not is_here(scenario.model):
+        return None
     return len(scenario.config.kv_cache_groups or groups_on(scenario, scenario.model)) or 1
 
 

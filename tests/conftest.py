@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,22 @@ def find_chromium() -> str | None:
 
 
 def weights_of(item: pytest.Item) -> str | None:
-    """The model whose weights the test needs."""
+    """The model whose weights the test needs: the one that its marker names, or that the scene runs which is its parameter “scene”."""
     marker = item.get_closest_marker("weights")
-    return None if marker is None else str(marker.args[0]) if marker.args else WEIGHTS
+    if marker is not None:
+        return str(marker.args[0]) if marker.args else WEIGHTS
+    parameters = getattr(item, "callspec", None)
+    scene = parameters.params.get("scene") if parameters is not None else None
+    return pulled_models_of_scenes().get(scene) if isinstance(scene, str) else None
+
+
+@cache
+def pulled_models_of_scenes() -> dict[str, str]:
+    """Scene -> its model, for those that run a model that must be pulled."""
+    from engine.models.pull import SOURCES
+    from scenarios import list_scenarios
+
+    return {info.id: info.model for info in list_scenarios() if info.model in SOURCES}
 
 
 def has_weights(model: str) -> bool:

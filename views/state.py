@@ -18,7 +18,7 @@ import streamlit as st
 from engine.errors import InvalidInput, PagewalkError
 from engine.models import ModelInfo, list_models, num_layers_of
 from engine.runner import parse_layers
-from engine.session_base import SessionBase
+from engine.session_base import NO_MODEL, SessionBase
 from engine.trace.closeup import CompiledKernel, KernelCloseup
 from engine.trace.events import AttentionComputed
 from kernels import BACKENDS
@@ -101,6 +101,10 @@ def open_run(choice: Choice) -> OpenRun:
     if choice.scene not in {info.id for info in scenes()}:  # a path would be read from the server's disk
         raise InvalidInput(f"there is no scene “{choice.scene}”: the scenes are {', '.join(info.id for info in scenes())}")
     scenario = load_scenario(choice.scene)
+    missing = not_installed(scenario.model) if choice.model is None else None
+    if missing is not None:
+        how = f"run `{missing.how_to_get}` and load this page again"
+        raise InvalidInput(f"this scene runs on {missing.name} ({missing.licence}), which is not installed yet: {how}")
     session = open_session(scenario, model=choice.model, backend=choice.backend, interpreted_layers=parse_layers(choice.layers))
     run = OpenRun(for_model(scenario, choice.model), session)
     run.advance(0)
@@ -162,6 +166,21 @@ def has_closeup(choice: Choice, frame: int, layer: int | None, tile: int | None)
     return is_remembered(("closeup", choice, frame, layer, tile))
 
 
+def open_chosen(choice: Choice) -> tuple[OpenRun, Choice, str | None]:
+    """The recording that an address asks for, what it shows, and no sentence. Where the model, the backend or the layers that the address names cannot be used:
+    the scene on its own, and one sentence that says why. Raises PagewalkError when the scene itself cannot be opened."""
+    try:
+        check_names(choice.model, choice.backend)
+        return open_again_if_failed(choice), choice, None
+    except PagewalkError as error:
+        own = Choice(choice.scene)
+        if choice == own:
+            raise
+        run = open_again_if_failed(own)
+        shown = "as it is" if run.scenario.model == NO_MODEL else f"on {run.scenario.model}, its own model"
+        return run, own, f"{str(error).rstrip('.')}. The scene is shown {shown}"
+
+
 @st.cache_resource(show_spinner=False)
 def warm_up() -> threading.Thread:
     """Run the first scene in the background, once per process: while somebody looks at the gallery, model and kernels get ready for the stage."""
@@ -202,13 +221,17 @@ def num_layers(model: str) -> int:
     return num_layers_of(model) or 0
 
 
+def not_installed(model: str | None) -> ModelInfo | None:
+    """The model of this name if it has to be pulled first."""
+    return next((info for info in models() if info.name == model and not info.installed), None)
+
+
 def check_names(model: str | None, backend: str | None) -> None:
     """Raises InvalidInput for a model or a backend that the address names and that does not exist. Paths are for the command line, not for addresses."""
     names = [info.name for info in models()]
     if model is not None and model not in names:
         raise InvalidInput(f"there is no model “{model}”: the models are {', '.join(names)}")
-    missing = next((info for info in models() if info.name == model and not info.installed), None)
-    if missing is not None:
+    if (missing := not_installed(model)) is not None:
         raise InvalidInput(f"the model “{missing.name}” is not installed yet: run `{missing.how_to_get}` and load this page again")
     if backend is not None and backend not in BACKENDS:
         raise InvalidInput(f"there is no backend “{backend}”: the backends are {', '.join(BACKENDS)}")

@@ -35,6 +35,6 @@ def write_float32(path: Path, tensors: Mapping[str, tuple[tuple[int, ...], Piece
         file.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(tensors):
             shape, pieces = tensors[name]
-            written = sum(file.write(np.ascontiguousarray(piece, dtype="<f4").reshape(-1).view(np.uint8)) for piece in pieces())
+            written = sum(file.write(np.ascontiguousarray(piece, dtype="<f4").reshape(-1).view(np.uint8).data) for piece in pieces())
             if written != math.prod(shape) * FLOAT32_BYTES:
                 raise ValueError(f"tensor {name} has {written // FLOAT32_BYTES} numbers, but its shape {list(shape)} needs {math.prod(shape)}")

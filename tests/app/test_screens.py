@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from streamlit.testing.v1 import AppTest
@@ -49,11 +51,6 @@ def test_every_scene_opens_and_its_first_frames_need_no_model(scene: str) -> Non
         ({"screen": "cinema"}, ["There is no screen “cinema”", "memory"]),
         ({"scene": "figure-66"}, [info.id for info in list_scenarios()]),
         ({"scene": "../../etc/passwd"}, [info.id for info in list_scenarios()]),
-        ({"scene": "figure-6", "model": "gpt-17"}, [info.name for info in list_models()]),
-        ({"scene": "figure-6", "backend": "abacus"}, list(BACKENDS)),
-        ({"scene": "figure-6", "backend": "triton"} if not torch.cuda.is_available() else {"scene": "figure-66"}, []),
-        ({"scene": "figure-6", "layers": "9"}, ["0 to 3"]),
-        ({"scene": "figure-6", "layers": "<script>"}, ["all", "none"]),
     ],
 )
 def test_an_unknown_name_in_the_address_gives_one_sentence_with_the_choices_and_the_gallery(address: dict[str, str], choices: list[str]) -> None:
@@ -67,12 +64,60 @@ def test_an_unknown_name_in_the_address_gives_one_sentence_with_the_choices_and_
     assert len(app.get("page_link")) == len(list_scenes()) + 1
 
 
+@pytest.mark.parametrize(
+    ("address", "choices"),
+    [
+        ({"model": "gpt-17"}, [info.name for info in list_models()]),
+        ({"model": "/etc"}, [info.name for info in list_models()]),
+        ({"backend": "abacus"}, list(BACKENDS)),
+        ({"layers": "9"}, ["0 to 3"]),
+        ({"layers": "<script>"}, ["all", "none"]),
+        ({"model": "tiny-swa", "backend": "abacus"}, list(BACKENDS)),
+    ],
+)
+def test_what_a_scene_cannot_run_on_is_said_above_the_scene_on_its_own_model(address: dict[str, str], choices: list[str]) -> None:
+    app = open_app(scene="figure-6", **address)
+    assert not app.exception
+    (error,) = app.error
+    message = error.value.replace("\\", "")
+    assert message.endswith(". The scene is shown on tiny, its own model.")
+    assert all(choice in message for choice in choices)
+    assert len(app.get("bidi_component")) == 1
+    assert [box.value for box in app.selectbox if box.label == "Model"] == ["tiny"]
+
+
+def test_a_backend_without_its_device_is_said_above_the_scene() -> None:
+    app = open_app(scene="figure-6", backend="triton")
+    assert len(app.error) == (0 if torch.cuda.is_available() else 1)
+    assert len(app.get("bidi_component")) == 1
+
+
 def test_a_model_that_is_not_installed_says_how_to_get_it() -> None:
     missing = [info for info in list_models() if not info.installed]
     for info in missing:
         app = open_app(scene="figure-6", model=info.name)
         assert not app.exception
         assert info.how_to_get in app.error[0].value.replace("\\", "")
+        assert len(app.get("bidi_component")) == 1
+
+
+def test_a_scene_whose_own_model_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the gallery's card, and when somebody opens it; nothing is pulled."""
+    monkeypatch.setenv("PAGEWALK_CACHE", str(tmp_path))
+    gemma = next(info for info in list_models() if info.name == "gemma3-270m")
+    scene = next(info for info in list_scenes() if info.model == gemma.name)
+    app = open_app()
+    (caption,) = [c.value for c in app.caption if gemma.how_to_get in c.value]
+    assert gemma.licence in caption
+    app = open_app(scene=scene.id)
+    assert not app.exception
+    message = app.error[0].value.replace("\\", "")
+    assert message == (
+        "This scene runs on gemma3-270m (Gemma Terms of Use), which is not installed yet: "
+        "run `python -m engine.models pull gemma3-270m` and load this page again."
+    )
+    assert len(app.get("page_link")) == len(list_scenes()) + 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_scene_without_a_model_has_no_model_to_choose() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from views.state import scenes
+from views.state import not_installed, scenes
 
 GROUP_TITLES = {
     "paper": "The paper's figures",
@@ -47,6 +47,8 @@ def gallery(page: StreamlitPage, problem: str | None = None) -> None:
                     st.page_link(page, label=_plain(info.title), icon="", query_params={"scene": info.id})
                     st.markdown(_plain(info.goal))
                     st.caption(_plain(info.source))
+                    if missing := not_installed(info.model):
+                        st.caption(f"Runs on {missing.name}, which is not installed: `{missing.how_to_get}` ({_plain(missing.licence)})")
         if group == "paper":
             with st.container(key="memory-link"):
                 st.page_link(page, label="The memory screen: what paging wins on requests of your choice →", icon="", query_params={"screen": "memory"})

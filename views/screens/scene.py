@@ -10,6 +10,7 @@ from streamlit.navigation.page import StreamlitPage
 from engine.session import NO_MODEL
 from kernels import BACKENDS
 from views import state
+from views.screens.gallery import sentence
 from views.screens.neighbours import neighbours
 from views.stage import make_stage
 
@@ -22,15 +23,19 @@ header[data-testid="stHeader"] { display: none; }
 .st-key-choosers button, .st-key-choosers a { min-height: 30px !important; height: 30px; padding: 2px 10px !important; background: none !important; }
 .st-key-choosers a { border: 1px solid color-mix(in srgb, currentColor 22%, transparent); border-radius: 8px; margin: 0; padding: 2px 7px !important; }
 .st-key-choosers p { font-size: 13px !important; font-weight: 500; }
+.st-key-problem { padding: 8px 20px 0; }
 [data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
 </style>"""
 
 
 def scene(page: StreamlitPage, choice: state.Choice) -> None:
-    """A scene of the library. Raises PagewalkError when it, the model, the backend or the layers cannot be used."""
-    state.check_names(choice.model, choice.backend)
-    run = state.open_again_if_failed(choice)
+    """A scene of the library; on its own model, with a sentence that says why, when the model, the backend or the layers of the address cannot be used.
+    Raises PagewalkError when the scene itself cannot be shown."""
+    run, choice, problem = state.open_chosen(choice)
     st.html(PAGE_STYLE)
+    if problem:
+        with st.container(key="problem"):
+            st.error(sentence(problem), icon=":material/error:")
     _choosers(page, choice, choice.model or run.scenario.model)
     _stage(run, "/".join(part or "" for part in choice))
 
