@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -226,7 +227,18 @@ def _attend(inputs: LayerInputs, done: Relaunch, batch: _Batch, backend: Backend
             attention.attention.append(_lane(lane, tiles, batch.request_ids[lane.request]))
         else:
             attention.attention.append(LaneCloseup(*where, None, None, [], 0, place // splits % num_kv_heads, [], []))
+    for launch in launches:
+        if launch.kernel == "reduce_splits_kernel":
+            launch.programs_of.extend(_reduced(launch, attention, splits, num_kv_heads))
     return launches
+
+
+def _reduced(launch: LaunchCloseup, attention: LaunchCloseup, splits: int, num_kv_heads: int) -> Iterator[str]:
+    """A program puts together what the splits found for one query, whose lanes lie one behind the other, in one query head."""
+    blocks, heads = launch.grid
+    for block, head in itertools.product(range(blocks), range(heads)):
+        lane = attention.attention[block * num_kv_heads * splits]
+        yield f"{lane.request_id}: token {lane.tokens[0]}, query head {head}, from {splits} splits" if lane.tokens else "nothing"
 
 
 def _lane(lane: LaneProgress, tiles: list[TileStep], request_id: str) -> LaneCloseup:

@@ -148,6 +148,7 @@ def test_a_long_context_of_one_request_is_split_over_programs() -> None:
         slots = [slot for lane in launch.attention if lane.kv_head == kv_head for step in lane.tiles for slot in slots_in(step.slots)]
         assert slots == [block * 16 + place for block in closeup.table[0].block_ids for place in range(16)][:401]
     assert closeup.gpu[-1].kernel == "reduce_splits_kernel"
+    assert closeup.gpu[-1].programs_of == [f"A: token 0, query head {head}, from {launch.grid[1]} splits" for head in range(8)]
     assert closeup.comparison.largest < 1e-4
 
 
