@@ -87,12 +87,18 @@ class RunnerChoice(Generic[C]):
                 choose_backend(backend, "cuda" if backend == "triton" else "cpu")
             except UnknownBackend as error:
                 raise InvalidInput(str(error)) from error
-        from engine.models import load_tokenizer, num_layers_of
+        from engine.models import attention_layers_of, load_tokenizer, num_layers_of
 
         num_layers = num_layers_of(model_name)
         for layer in interpreted_layers if isinstance(interpreted_layers, tuple) else ():
             if num_layers is not None and not 0 <= layer < num_layers:
                 raise InvalidInput(f"there is no layer {layer} to interpret: the {num_layers} layers of {model_name} are 0 to {num_layers - 1}")
+            having = attention_layers_of(model_name)
+            if having and layer not in having:
+                raise InvalidInput(
+                    f"layer {layer} of {model_name} keeps a recurrent state and runs no attention kernel to interpret; "
+                    f"its attention layers are {', '.join(map(str, having))}"
+                )
         self.vocab_size = load_tokenizer(model_name).vocab_size
         for package in ("torch", "transformers", "triton"):
             try:

@@ -8,7 +8,7 @@ environment variable is set, else in the user's cache folder (~/.cache/pagewalk 
 from __future__ import annotations
 
 from engine.models.catalog import ModelInfo, cache_dir, list_models
-from engine.models.layer_groups import has_mamba_layers, kv_cache_groups_of, sliding_window_of, smallest_block_size_of
+from engine.models.layer_groups import attention_layers_of, has_mamba_layers, kv_cache_groups_of, sliding_window_of, smallest_block_size_of
 from engine.models.loader import LoadedModel, load_model, load_tokenizer, max_model_len_of, num_layers_of
 from engine.models.tokenizer import Tokenizer
 
@@ -16,6 +16,7 @@ __all__ = [
     "LoadedModel",
     "ModelInfo",
     "Tokenizer",
+    "attention_layers_of",
     "cache_dir",
     "has_mamba_layers",
     "kv_cache_groups_of",

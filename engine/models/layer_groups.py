@@ -101,6 +101,11 @@ def has_mamba_layers(name_or_path: str) -> bool:
     return LINEAR in layer_types(_config_of(name_or_path))
 
 
+def attention_layers_of(name_or_path: str) -> tuple[int, ...]:
+    """The layers that have keys and values, ascending; the others keep a recurrent state. Raises InvalidInput."""
+    return tuple(index for index, kind in enumerate(layer_types(_config_of(name_or_path))) if kind != LINEAR)
+
+
 def smallest_block_size_of(name_or_path: str) -> int:
     """The fewest tokens per block that the model can have: 1, or as many as a recurrent state takes room. Raises InvalidInput."""
     config = _config_of(name_or_path)
