@@ -101,6 +101,27 @@ def test_states_instead_of_slots(mode: str, row: list[int], start: int, end: int
     assert made.slot_mapping == ()
 
 
+@pytest.mark.parametrize(
+    ("mode", "row", "start", "end", "sources"),
+    [
+        ("none", [5], 0, 13, [(None, 0)]),
+        ("none", [5], 13, 14, [(5, 13)]),
+        ("align", [0, 1, 2], 8, 10, [(1, 8)]),
+        ("align", [0, 1, 2], 10, 11, [(2, 10)]),
+        ("all", [1, 2, 3, 4], 0, 13, [(None, 0), (1, 4), (2, 8), (3, 12)]),
+        ("all", [0, 0, 3, 4], 12, 13, [(3, 12)]),
+    ],
+)
+def test_a_state_says_what_it_grew_out_of(mode: str, row: list[int], start: int, end: int, sources: list[tuple[int | None, int]]) -> None:
+    """Read from column (computed - 1) // block_size, as vLLM's preprocess_mamba does; on the way of a step each state grows out of the one before. No layer
+    computes anything."""
+    made, events = runner(MambaSpec(4, mamba_cache_mode=mode))
+    made.execute_model(plan(new={"A": (start, (row,))}, scheduled={"A": end - start}))
+    written = [e for e in events if isinstance(e, StateWritten)]
+    assert [(e.source_block_id, e.num_source_tokens) for e in written] == sources
+    assert {(e.num_layers, e.backend) for e in written} == {(0, "none")}
+
+
 def test_the_state_of_the_last_token_and_not_of_a_draft() -> None:
     """R3.43: behind the running state lie the blocks for draft tokens."""
     made, events = runner(MambaSpec(4, mamba_cache_mode="align", num_speculative_blocks=1))

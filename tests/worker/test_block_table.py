@@ -35,6 +35,24 @@ def test_r8_1_width_covers_a_multiple_of_128_tokens(num_blocks: int, block_size:
     assert table_width(num_blocks, block_size) == width
 
 
+def test_r8_1_the_width_of_a_group_of_states_is_not_rounded() -> None:
+    """Blocks of 4 and of 16 tokens, states every 16 tokens or one per request (R3.42)."""
+    made = MultiGroupBlockTable(block_sizes=(4, 16, 100), max_num_reqs=2, max_model_len=100, max_num_batched_tokens=8, state_groups=(1, 2))
+    assert [table.width for table in made.block_tables] == [32, 7, 1]
+    assert table_width(7, 16, holds_states=True) == 7
+
+
+def test_r8_5_groups_of_states_have_no_slots_and_are_left_untouched() -> None:
+    made = MultiGroupBlockTable(block_sizes=(4, 4), max_num_reqs=2, max_model_len=16, max_num_batched_tokens=6, state_groups=(0,))
+    made.add_row([[9], [5]], 0)
+    made.commit_block_table(1)
+    made[0].slot_mapping.fill_(77)
+    made.compute_slot_mapping(1, torch.tensor([0, 3], dtype=torch.int32), torch.arange(3), BACKENDS[0])
+    assert made[0].slot_mapping.tolist() == [77] * 6
+    assert made[1].slot_mapping.tolist() == [20, 21, 22, PAD_SLOT_ID, PAD_SLOT_ID, PAD_SLOT_ID]
+    assert made.row(0) == ((9,), (5,))
+
+
 def test_r8_1_types_and_shapes_and_width_in_kernel_blocks() -> None:
     table = BlockTable(block_size=32, max_num_reqs=3, max_model_len=300, max_num_batched_tokens=7, kernel_block_size=16)
     assert table.width == 24  # ceil(300 / 32) = 10 -> 12 blocks, each of two kernel blocks
