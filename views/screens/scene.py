@@ -23,7 +23,7 @@ header[data-testid="stHeader"] { display: none; }
 .st-key-choosers button, .st-key-choosers a { min-height: 30px !important; height: 30px; padding: 2px 10px !important; background: none !important; }
 .st-key-choosers a { border: 1px solid color-mix(in srgb, currentColor 22%, transparent); border-radius: 8px; margin: 0; padding: 2px 7px !important; }
 .st-key-choosers p { font-size: 13px !important; font-weight: 500; }
-.st-key-problem { padding: 8px 20px 0; }
+.st-key-problem { padding: 8px 400px 0 20px; }  /* beside the choosers */
 [data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
 </style>"""
 
