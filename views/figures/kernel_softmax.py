@@ -72,7 +72,7 @@ def softmax_progress(steps: list[SoftmaxStep], index: int, height: int = 196) ->
         xaxis={**places, **ticks, "domain": [0, 0.46], "anchor": "y", "title": {"text": "after tile", "font": {"size": 12}, "standoff": 2}},
         xaxis2={**places, **ticks, "domain": [0.56, 1], "anchor": "y2", "title": {"text": "after tile", "font": {"size": 12}, "standoff": 2}},
         yaxis={"range": [low - 0.25 * room, high + 0.45 * room], "fixedrange": True, "nticks": 5},
-        yaxis2={"range": [0, max(totals) * 1.4], "fixedrange": True, "anchor": "x2", "nticks": 5, "rangemode": "tozero"},
+        yaxis2={"range": [0, max(totals) * 1.4], "fixedrange": True, "anchor": "x2", "nticks": 5, "ticklabeloverflow": "allow"},
     )
     finish(figure, height)
     figure.update_layout(margin={"l": 8, "r": 12, "t": 30, "b": 6}, plot_bgcolor="rgba(0,0,0,0)")
@@ -86,6 +86,11 @@ def softmax_rows(steps: list[SoftmaxStep]) -> list[dict[str, object]]:
         {"tile": s.tile, "maximum": s.maximum, "scale_of_what_was_before": s.scale, "weights_added": s.added, "total": s.total}
         for s in steps
     ]  # fmt: skip
+
+
+def _bracketed(value: float) -> str:
+    """A number behind a minus."""
+    return number(value) if value >= 0 else f"({number(value)})"
 
 
 def softmax_words(steps: list[SoftmaxStep], index: int) -> str:
@@ -102,7 +107,7 @@ def softmax_words(steps: list[SoftmaxStep], index: int) -> str:
     elif step.maximum > step.old_maximum:
         start = (
             f"Tile {step.tile} found a larger score, {number(step.maximum)} instead of {number(step.old_maximum)}: all that was summed up before is scaled by "
-            f"2^({number(step.old_maximum)} − {number(step.maximum)}) = {number(step.scale)}. "
+            f"2^({number(step.old_maximum)} − {_bracketed(step.maximum)}) = {number(step.scale)}. "
             f"Sum: {number(step.old_total)} · {number(step.scale)} + {number(step.added)} = {number(step.total)}."
         )
     else:

@@ -52,6 +52,5 @@ def number(value: float) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    if 0.001 <= size < 100_000:
-        return f"{value:,.4g}" if size < 1000 else f"{value:,.0f}"
-    return f"{value:.2e}"
+    text = f"{value:,.0f}" if 1000 <= size < 100_000 else f"{value:.4g}" if 0.0001 <= size < 1000 else f"{value:.2e}"
+    return text.replace("-", "−", 1) if value < 0 else text

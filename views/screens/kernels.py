@@ -13,9 +13,10 @@ from engine.errors import InvalidInput, PagewalkError
 from engine.session import NO_MODEL
 from engine.trace.closeup import KernelCloseup
 from engine.trace.events import AttentionComputed
-from engine.trace.frame import Frame
+from engine.trace.frame import Frame, TraceHeader
 from views import state
 from views.figures.kernel_style import listed, plural
+from views.narration.groups import groups_of
 from views.screens.gallery import sentence
 from views.screens.kernels_attention import attention_part
 from views.screens.kernels_choice import PLACE, Choices, choose, go_to, widget
@@ -186,12 +187,17 @@ def _closeup(
     choice: Choice, computed: Computed, choices: Choices, controls: DeltaGenerator, status: DeltaGenerator, event: AttentionComputed
 ) -> tuple[KernelCloseup, bool] | None:
     """The controls and the close-up that they ask for; None where there is none: then `status` says why."""
-    num_layers = int(state.open_run(choice).session.trace.header.model.get("num_layers") or 1)
+    header = state.open_run(choice).session.trace.header
+    num_layers = int(header.model.get("num_layers") or 1)
     layer = choices.pick("layer", range(num_layers), event.layers[0] if event.layers else 0)
     tiles = choices.pick("tiles", list(TILES))
     keys = choices.pick("keys", KEYS)
     with controls:
-        st.selectbox("Layer", range(num_layers), key=widget("layer"), format_func=lambda n: f"Layer {n}", label_visibility="collapsed", width=104)
+        names = _layer_names(header)
+        wide = 104 if not names else 172
+        st.selectbox(
+            "Layer", range(num_layers), key=widget("layer"), format_func=lambda n: f"Layer {n}{names.get(n, '')}", label_visibility="collapsed", width=wide
+        )
         st.segmented_control(
             "Tiles", list(TILES), key=widget("tiles"), format_func=TILES.__getitem__, required=True, label_visibility="collapsed", help=TILES_HELP
         )
@@ -203,9 +209,8 @@ def _closeup(
         with _telling(status, not state.has_closeup(choice, computed.frame, layer, keys or None)):
             return state.closeup(choice, computed.frame, layer, keys or None), tiles == GPU
     except PagewalkError as error:
-        with status.container(horizontal=True, gap="small"):
-            st.error(sentence(str(error)), icon=":material/error:")
-            st.button("To a layer with attention", key="kernels-any-layer", on_click=_any_layer, args=(choice, computed.frame))
+        status.error(sentence(str(error)), icon=":material/error:")
+        st.button("Show the first layer with attention", key="kernels-any-layer", on_click=_any_layer, args=(choice, computed.frame))
         return None
 
 
@@ -214,6 +219,15 @@ def _any_layer(choice: Choice, frame: int) -> None:
     choose("keys", 0)
     with contextlib.suppress(PagewalkError):
         choose("layer", state.closeup(choice, frame, None, None).layer)
+
+
+def _layer_names(header: TraceHeader) -> dict[int, str]:
+    """What to say of a layer behind its number, where the run has several KV-cache groups."""
+    groups = groups_of(header)
+    if len(groups) == 1:
+        return {}
+    named = [described.get("layer_names", []) for described in header.config.get("kv_cache_groups") or []]
+    return {int(name.rpartition(".")[2]): f" · {group.label}" for group, names in zip(groups, named, strict=False) for name in names if name[-1:].isdigit()}
 
 
 @contextlib.contextmanager

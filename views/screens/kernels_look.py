@@ -25,6 +25,7 @@ header[data-testid="stHeader"] { display: none; }
 [data-testid="stTabs"] [data-testid="stMarkdownContainer"] :is(p, li) { font-size: 13.5px; line-height: 18.5px; }
 [data-testid="stTabs"] [data-testid="stMarkdownContainer"] ul { padding-left: 16px; margin: 0; }
 [data-testid="stTabs"] [data-testid="stMarkdownContainer"] li { margin: 0 0 3px; padding: 0; }
+[data-testid="stTabs"] [data-testid="stMarkdownContainer"] code { font-size: 12.5px; }
 [data-testid="stTabs"] [data-testid="stCaptionContainer"] p { font-size: 13px; line-height: 18px; }
 [data-testid="stTabs"] .stVerticalBlock { gap: 6px; }
 [data-testid="stTabs"] label p { font-size: 13px; }

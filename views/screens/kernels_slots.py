@@ -127,7 +127,7 @@ def _slots_of(view: View, program: int) -> str:
         if place == len(slots) or slots[place] != slots[place - 1] + 1:
             runs.append(span(slots[start], slots[place - 1] + 1).replace(" to ", "–"))
             start = place
-    return f" → slots {', '.join(runs)}" if len(runs) <= 12 else f" → {len(slots)} slots"
+    return f" → {', '.join(runs)}" if len(runs) <= 12 else f" → {len(slots)} slots"
 
 
 def _pad(last: bool) -> str:
