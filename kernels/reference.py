@@ -1,6 +1,7 @@
 """The plain torch reference: it defines what each operation means, and it is the default on a CPU.
 
-A request's result never depends on the other requests of the batch: attention is computed request by request.
+Attention is computed request by request, and a request reads no slot but its own. Several short decodes take a shortcut (`kernels.reference_decodes`), which a
+test holds against this file's way.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels import reference_decodes
 from kernels.metadata import Derived
+from kernels.reference_decodes import Decodes
 
 PAD_SLOT_ID = -1
 
@@ -84,11 +87,14 @@ def paged_attention(
     derived: Derived,
 ) -> None:
     """Causal softmax(q k^T * scale) v per request, over exactly the slots that its queries may see."""
-    block_size = key_cache.shape[1]
+    block_size, num_kv_heads, head_dim = key_cache.shape[1:]
     compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    requests = derived.once(
-        ("torch requests", block_size, sliding_window), lambda: _requests(block_table, query_start_loc, seq_lens, block_size, sliding_window)
+    decodes, requests = derived.once(
+        ("torch requests", block_size, sliding_window, num_kv_heads * head_dim),
+        lambda: _joined(_requests(block_table, query_start_loc, seq_lens, block_size, sliding_window), num_kv_heads * head_dim),
     )
+    if decodes is not None:
+        reference_decodes.attend(decodes, query, key_cache, value_cache, scale=scale, out=out)
     for start, end, slots, visible in requests:
         q, k, v = query[start:end].transpose(0, 1).unsqueeze(0), _gather(key_cache, slots), _gather(value_cache, slots)
         if query.dtype != compute_dtype:
@@ -127,6 +133,16 @@ def _requests(block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, bl
                 visible &= key_position > query_position - sliding_window
         requests.append(_Request(start, end, slots, visible))
     return requests
+
+
+def _joined(requests: list[_Request], numbers_per_token: int) -> tuple[Decodes | None, list[_Request]]:
+    """The requests of a single query that are worth gathering at once, and the others."""
+    single = [request for request in requests if request.visible is None]
+    longest = max((len(request.slots) for request in single), default=0)
+    if len(single) < 2 or len(single) * longest * numbers_per_token > reference_decodes.MAX_ELEMENTS:
+        return None, requests
+    decodes = reference_decodes.join([request.start for request in single], [request.slots for request in single])
+    return decodes, [request for request in requests if request.visible is not None]
 
 
 def _gather(cache: Tensor, slots: Tensor) -> Tensor:

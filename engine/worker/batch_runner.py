@@ -20,6 +20,7 @@ from engine.worker.kernel_witness import LayerLaunch, report
 from engine.worker.kv_cache import KVCache
 from engine.worker.layer_capture import LayerCapture
 from engine.worker.mamba_mixer import STATE_BACKEND, StateMetadata, StateRequest
+from engine.worker.output_projection import last_token_logits
 from kernels import AttentionMetadata, Backend, Witness
 
 
@@ -202,11 +203,12 @@ class BatchRunner:
     def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor, query_start_loc: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Logits of each request's last scheduled token: float32 [num_reqs, vocab]."""
         with torch.inference_mode():
-            output = self.model(
+            logits = last_token_logits(
+                self.model,
+                query_start_loc[1:].long() - 1,
                 input_ids=input_ids.unsqueeze(0),
                 position_ids=positions.unsqueeze(0),
                 use_cache=False,
-                logits_to_keep=query_start_loc[1:].long() - 1,
                 forward_context=context,
             )
         if sorted(context.layers_run) != list(range(len(self.kv_cache.layers))):
@@ -214,7 +216,6 @@ class BatchRunner:
                 f"Only the layers {sorted(context.layers_run)} of {type(self.model).__name__} went through the paged KV cache, not all "
                 f"{len(self.kv_cache.layers)}; choose a llama-, qwen- or gemma-like model."
             )
-        logits: torch.Tensor = output.logits[0].float()
         return logits
 
     def _report_slots(self, parts: list[BatchPart], slots: Mapping[int, list[int]]) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig, Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -129,7 +129,8 @@ def continuous_batching(model: PreTrainedModel) -> Iterator[Callable[[list[list[
             found: dict[str, list[int]] = {}
             while len(found) < len(inputs):
                 result = manager.get_result(timeout=60)
-                assert result is not None and result.error is None, result
+                assert result is not None
+                assert result.error is None, result.error
                 if result.is_finished():
                     found[result.request_id] = list(result.generated_tokens)
             return [found[request_id] for request_id in request_ids]
@@ -143,11 +144,15 @@ class Silent(Session):
     _emit = None  # type: ignore[assignment]
 
 
-def session(kind: type[Session], model_name: str, inputs: list[list[int]], layers: InterpretedLayers, num_new_tokens: int = NUM_NEW_TOKENS) -> Session:
-    """A person's run with the default settings, so that a small pool's kernels are watched, and all requests there from the start."""
-    requests = tuple(RequestSpec(f"R{i}", tuple(prompt), SamplingParams(max_tokens=num_new_tokens)) for i, prompt in enumerate(inputs))
+def session(kind: type[Session], model_name: str, inputs: list[list[int]], layers: InterpretedLayers) -> Session:
+    """A person's run with the default settings, so that a small pool's kernels are watched, and all requests there from the start. Its runner stands ready:
+    making one fills the pool with zeros, and transformers' manager has made its own."""
+    requests = tuple(RequestSpec(f"R{i}", tuple(prompt), SamplingParams(max_tokens=NUM_NEW_TOKENS)) for i, prompt in enumerate(inputs))
     config = SessionConfig(num_blocks=256, block_size=BLOCK_SIZE, max_num_seqs=len(inputs), max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
-    return kind(config, requests, vocabulary=str, model_name=model_name, interpreted_layers=layers)
+    made = kind(config, requests, vocabulary=str, model_name=model_name, interpreted_layers=layers)
+    runner = made._runner_choice.make(made._emit)
+    made._runner_choice.make = lambda emit: runner  # type: ignore[method-assign]
+    return made
 
 
 def recorded(made: Session) -> list[list[int]]:
@@ -162,7 +167,7 @@ def recorded(made: Session) -> list[list[int]]:
 
 def unrecorded(made: Session) -> list[list[int]]:
     """The engine's loop around scheduler and worker."""
-    scheduler, runner = made._scheduler, made._runner_choice.make(None)  # type: ignore[arg-type]
+    scheduler, runner = made._scheduler, made._runner_choice.make(made._emit)
     requests = [made._make_request(spec) for spec in made._inputs["requests"]]
     for request in requests:
         scheduler.add_request(request)
@@ -181,8 +186,8 @@ def compare(model: Model, batch: int, num_rounds: int) -> tuple[Times, Times, Ti
         unrecorded(session(Silent, model.folder, inputs, ()))
         for _ in range(num_rounds):
             theirs.measure(lambda: answer(inputs))
-            silent.measure(lambda: unrecorded(session(Silent, model.folder, inputs, ())))
-            told.measure(lambda: recorded(session(Session, model.folder, inputs, ())))
+            silent.measure(functools.partial(unrecorded, session(Silent, model.folder, inputs, ())))
+            told.measure(functools.partial(recorded, session(Session, model.folder, inputs, ())))
     assert silent.tokens == told.tokens
     return times
 
@@ -219,9 +224,8 @@ def main() -> None:
                 line = f"{model.label:<28}{batch:>6}{theirs}{silent}{silent / theirs:>7.2f}{told}{told / theirs:>7.2f}"
                 print(f"{line}   {same_tokens(theirs, silent)}   goal >= {GOAL}: {reached(silent / theirs >= GOAL)}", flush=True)
                 plain, one = (statistics.median(step_milliseconds(model.folder, batch, layers) for _ in range(arguments.rounds)) for layers in ((), (0,)))
-                extra.append(
-                    f"{model.label:<28}{batch:>6}{plain:>10.1f}{one:>10.1f}{one - plain:>8.1f}   goal <= {GOAL_INTERPRETED_LAYER:.0f}: {reached(one - plain <= GOAL_INTERPRETED_LAYER)}"
-                )
+                verdict = f"goal <= {GOAL_INTERPRETED_LAYER:.0f}: {reached(one - plain <= GOAL_INTERPRETED_LAYER)}"
+                extra.append(f"{model.label:<28}{batch:>6}{plain:>10.1f}{one:>10.1f}{one - plain:>8.1f}   {verdict}")
     print(f"\nCPU milliseconds of a recorded step\n{'model':<28}{'batch':>6}{'torch':>10}{'1 layer':>10}{'added':>8}")
     print("\n".join(extra))
     print(f"\n{'all layers interpreted':<28}{'batch':>6}{'ms':>10}")
