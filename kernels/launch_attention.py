@@ -170,7 +170,7 @@ def make_plan(
     lanes, tile = next_power_of_2(lanes_needed), next_power_of_2(longest)
     while tile > 64 and lanes * tile * max(block_m, head_padded) > INTERPRETED_ELEMENTS:
         tile //= 2
-    while lanes > 1 and lanes * tile * max(block_m, head_padded) > INTERPRETED_ELEMENTS:
+    while lanes > 1 and lanes * max(tile * max(block_m, head_padded), block_m * head_padded) > INTERPRETED_ELEMENTS:
         lanes //= 2
     programs = -(-lanes_needed // lanes)
     surplus = -(-programs * lanes // num_kv_heads) - num_blocks
