@@ -147,6 +147,34 @@ def test_states_are_one_box_with_the_number_of_tokens(new_page: NewPage, tmp_pat
     expect(page.locator(".formula")).to_contain_text("no slots")
 
 
+def test_a_state_that_moves_on_is_an_arrow_from_the_block_that_was_read(new_page: NewPage, tmp_path: Path) -> None:
+    """R3.43: nothing is read for the first state; two tokens later the state is in the next block; then it is written over in place."""
+    trace = state_run()
+    page = opened(new_page, trace, tmp_path)
+    arrows, flags = page.locator(".copy.state[data-from]"), page.locator(".copy.state.read")
+    go_to(page, "state_written", trace)
+    expect(page.locator('.cell[data-block="1"]')).to_have_class(re.compile("now"))
+    assert (arrows.count(), flags.count()) == (0, 0)
+    go_to(page, "state_written", trace, 1)
+    assert (arrows.get_attribute("data-from"), arrows.get_attribute("data-to")) == ("1", "2")
+    expect(page.locator(".copy.state.label:not(.read) text")).to_have_text("+2 tokens")
+    expect(flags.locator("text")).to_have_text("read")
+    go_to(page, "state_written", trace, 2)
+    expect(arrows).to_have_count(0)
+    expect(flags.locator("text")).to_have_text("read, then +1")
+
+
+def test_the_flag_of_a_state_stands_in_no_label(new_page: NewPage, tmp_path: Path) -> None:
+    trace = state_run()
+    page = opened(new_page, trace, tmp_path)
+    go_to(page, "state_written", trace, 1)
+    flag, label = page.locator(".copy.state.read rect").bounding_box(), page.locator(".copy.state.label:not(.read) rect").bounding_box()
+    assert flag is not None
+    assert label is not None
+    apart = flag["x"] + flag["width"] <= label["x"] or label["x"] + label["width"] <= flag["x"]
+    assert apart or flag["y"] + flag["height"] <= label["y"] or label["y"] + label["height"] <= flag["y"]
+
+
 def test_a_hash_that_ends_inside_a_block_is_drawn_under_what_it_covers(new_page: NewPage, tmp_path: Path) -> None:
     """R6.3, with the blocks of the recorded run T20: A@12 covers 4 of the 8 slots of block 3."""
     trace = copy_run()
@@ -254,7 +282,7 @@ def test_a_window_that_is_not_the_models_own_is_a_chip(new_page: NewPage, tmp_pa
     page = opened(new_page, trace, tmp_path)
     chip = page.locator(".chip", has_text="window 8, not 16: the text may suffer")
     expect(chip).to_be_visible()
-    assert (
-        chip.get_attribute("title")
-        == "tiny-swa was trained with a window of 16 tokens. This run gives it one of 8, so that other blocks fall out, and its text may suffer"
+    assert chip.get_attribute("title") == (
+        "window 8, not 16: the text may suffer\n"
+        "tiny-swa was trained with a window of 16 tokens. This run gives it one of 8, so that other blocks fall out, and its text may suffer"
     )

@@ -209,3 +209,25 @@ def test_a_link_leads_to_the_same_with_the_other_engine_and_back(new_page: NewPa
     page.wait_for_url(re.compile("scene=figure-8"))
     wait_for_all_frames(page)
     expect(page.locator(".chip.engine")).to_have_text("paper, 2023")
+
+
+def test_attention_is_shown_for_each_head_and_each_head_gives_all_of_it(app_address: str, new_page: NewPage) -> None:
+    """Figure 5 with a real model: eight heads of layer 0; a click on a head writes its shares into the blocks."""
+    page = new_page()
+    open_scene(page, app_address, "scene=figure-5&step=33")
+    bars = page.locator(".share-block .head-bar").evaluate_all("bars => bars.map(b => [Number(b.dataset.head), Number(b.dataset.share)])")
+    heads = {head for head, _ in bars}
+    assert heads == set(range(8))
+    for head in heads:
+        assert abs(sum(share for h, share in bars if h == head) - 1) < 1e-3
+    chooser = page.locator(".share-head")
+    assert chooser.locator("text").all_text_contents() == ["all", *map(str, range(8))]
+    percents = page.locator(".share-block .percent")
+    mean = percents.all_text_contents()
+    page.locator('.share-head[data-head="3"]').click()
+    expect(page.locator('.share-head[data-head="3"]')).to_have_attribute("aria-pressed", "true")
+    assert percents.all_text_contents() != mean
+    assert abs(sum(float(text.split()[0]) for text in percents.all_text_contents()) - 100) < 0.2
+    page.locator('.share-head[data-head="mean"]').focus()
+    page.keyboard.press("Enter")
+    assert percents.all_text_contents() == mean

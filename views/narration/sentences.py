@@ -96,10 +96,10 @@ def _state_written(words: Words, event: e.StateWritten) -> str:
     whose = f"{event.request_id}'s recurrence" if event.request_id else "The recurrence"
     over = count(event.num_tokens - event.num_source_tokens, "token")
     if event.source_block_id is None:
-        return f"{whose} begins from nothing, takes {over} and leaves the state after {event.num_tokens} in block {event.block_id}."
+        return f"{whose} begins from nothing and goes over {over} to the state after {event.num_tokens} in block {event.block_id}."
     source = f"the state after {event.num_source_tokens} in block {event.source_block_id}"
-    where = "there" if event.source_block_id == event.block_id else f"in block {event.block_id}"
-    return f"{whose} goes on from {source}, takes {over} and leaves the state after {event.num_tokens} {where}."
+    where = ", in place" if event.source_block_id == event.block_id else f" in block {event.block_id}"
+    return f"{whose} goes on from {source} over {over} to the state after {event.num_tokens}{where}."
 
 
 def _kv_written(words: Words, event: e.KVWritten) -> str:

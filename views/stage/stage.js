@@ -44,7 +44,7 @@ class Stage {
     const main = html(root, "div", { class: "panels" });
     const left = this.card(main, "Requests and block tables", "requests");
     this.requests = new RequestsPanel(left.body);
-    this.rows = new WorkerRowsPanel(html(left.card, "div", { class: "body rows-body" }));
+    this.rows = new WorkerRowsPanel(html(left.card, "div", { class: "rows-body" }));
     left.title.replaceChildren();
     this.requestsTitle = html(left.title, "span", { class: "title-words" });
     this.rowsButton = html(left.title, "button", { class: "rows-button", type: "button", title: "The worker's rows beside the manager's tables (w)" });
@@ -267,7 +267,7 @@ class Stage {
   // Only what was really checked in this run, up to this frame.
   drawChips(frame) {
     const { engine, pair, about, other_window: otherWindow } = this.recording.header;
-    const chips = [[engine.label, "engine", `This run is that of ${engine.title}`], [about, "", "The model that runs and the size of the pool"]];
+    const chips = [[engine.label, "engine", `This run is that of ${engine.title}`], [about, "about", "The model that runs and the size of the pool"]];
     if (otherWindow) chips.splice(1, 0, [otherWindow.text, "", otherWindow.title]);
     if (frame.requests.some((r) => r.forced.length)) chips.splice(1, 0, ["forced tokens", "", "The scenario dictates these tokens; each is marked"]);
     if (pair && this.hooks.need) chips.splice(1, 0, [pair.label, "pair", "Opens the scene about the same with the other engine", `?scene=${encodeURIComponent(pair.scene)}`]);
@@ -279,7 +279,7 @@ class Stage {
     if (signature === this.chipsDrawn) return;
     this.chipsDrawn = signature;
     this.chips.replaceChildren();
-    for (const [text, kind, title, href] of chips) html(this.chips, href ? "a" : "span", { class: `chip ${kind}`, title, href, target: href ? "_self" : null }, text);
+    for (const [text, kind, title, href] of chips) html(this.chips, href ? "a" : "span", { class: `chip ${kind}`, title: `${text}\n${title}`, href, target: href ? "_self" : null }, text);
   }
 
   key(event) {

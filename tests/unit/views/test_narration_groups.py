@@ -202,12 +202,35 @@ def test_r3_43_a_table_of_states_is_filled_up_with_null() -> None:
 
 def test_a_state_is_said_to_be_written_and_not_to_have_slots() -> None:
     first, _, third = (said(copy_run(), "state_written", n) for n in range(3))
-    assert first.text == "A's recurrence begins from nothing, takes 8 tokens and leaves the state after 8 in block 2."
+    assert first.text == "A's recurrence begins from nothing and goes over 8 tokens to the state after 8 in block 2."
     assert first.why.startswith("A request begins without a state.")
-    assert third.text == "A's recurrence goes on from the state after 12 in block 4, takes 2 tokens and leaves the state after 14 there."
+    assert third.text == "A's recurrence goes on from the state after 12 in block 4 over 2 tokens to the state after 14, in place."
     assert third.why == "The table names the block of the newest state: it is read before the new one is written over it."
     assert said(copy_run(), "blocks_allocated", 1).why.startswith("A recurrent state takes one block")
     assert "the state after 8 tokens" in said(copy_run(), "block_cached", 1).why
+
+
+def test_r3_43_a_state_that_moves_on_stays_where_it_was() -> None:
+    """R3.43: the step after 8 tokens writes to the next block; the worker of vLLM copies the state there before it computes, in the mode “align” alone."""
+    moved = said(state_run(), "state_written", 1)
+    assert moved.text == "A's recurrence goes on from the state after 8 in block 1 over 2 tokens to the state after 10 in block 2."
+    assert moved.why.startswith("The table has a block for the tokens that follow, so the old state stays as it is in block 1. vLLM copies it")
+    trace = state_run()
+    trace.header.config["kv_cache_groups"] = [{"kind": "mamba", "block_size": 4, "mamba_cache_mode": "all"}]
+    assert "vLLM copies" not in said(trace, "state_written", 1).why
+    event = e.StateWritten(
+        cause=Cause(CauseKind.BLOCK_TABLE_LOOKUP), request_id="A", group_id=0, block_id=2, num_tokens=9, source_block_id=1, num_source_tokens=8, num_layers=3
+    )
+    assert "in block 1, in each of 3 layers." in say(event, state_run()).why
+
+
+def test_r3_43_a_hit_on_a_state_restores_one_checkpoint() -> None:
+    """B's hit of 12 tokens in copy_run: one state stands for all of them."""
+    touched = said(copy_run(), "blocks_touched", 1)
+    assert touched.why.startswith(
+        "One checkpoint is restored: the state after 12 tokens stands for all of them, and the recurrence runs over the suffix alone."
+    )
+    assert said(copy_run(), "blocks_touched", 0).why.startswith("The same tokens after the same beginning have the same hash")
 
 
 def test_r3_41_a_state_that_this_step_computes_makes_a_request_wait() -> None:

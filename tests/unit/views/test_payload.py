@@ -266,6 +266,18 @@ def test_attention_shares_go_to_the_blocks_of_the_layers_own_group() -> None:
     shown = shares_of(event, frame)
     assert shown is not None
     assert shown["requests"][0]["places"] == [[index, block_id, 0.5] for index, block_id in enumerate(table) if block_id]
+    assert shown["requests"][0]["heads"] == []
+    heads = [[0.0 if block_id == 0 else share for block_id in table] for share in (0.25, 0.75)]
+    by_head = shares_of(msgspec.structs.replace(event, head_shares=[heads]), frame)
+    assert by_head is not None
+    assert by_head["requests"][0]["heads"] == [[share] * sum(block_id != 0 for block_id in table) for share in (0.25, 0.75)]
+
+
+def test_a_state_goes_from_the_block_that_was_read_to_the_one_that_was_written() -> None:
+    """The ring is on the block that changed; the one that was read is told beside it."""
+    nows = [frame["now"] for frame in build_payload(state_run())["frames"] if frame["kind"] == "state_written"]
+    assert [now["state"] for now in nows] == [[None, 1, 8], [1, 2, 2], [2, 2, 1]]
+    assert [now["blocks"] for now in nows] == [[1], [2], [2]]
 
 
 def test_making_it_needs_neither_streamlit_nor_torch() -> None:
