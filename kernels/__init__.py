@@ -11,7 +11,7 @@ from kernels.dispatch import PAD_SLOT_ID, compute_slot_mapping, copy_blocks, pag
 from kernels.launches import LaunchShape, recorded_launches
 from kernels.metadata import AttentionMetadata
 from kernels.progress import LaneProgress, LaunchProgress, Progress, RowProgress
-from kernels.witness import LaunchWitness, ProgramAccess, Witness
+from kernels.witness import LaunchWitness, MappingAccess, MappingWitness, ProgramAccess, Witness
 
 __all__ = [
     "BACKENDS",
@@ -23,6 +23,8 @@ __all__ = [
     "LaunchProgress",
     "LaunchShape",
     "LaunchWitness",
+    "MappingAccess",
+    "MappingWitness",
     "ProgramAccess",
     "Progress",
     "RowProgress",

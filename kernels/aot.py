@@ -62,7 +62,8 @@ _POINTERS = {
     | {"query_block_token_ptr": "*i64", "scale_log2": "fp32", "witness_ptr": "*i64"}
     | dict.fromkeys(("partial_ptr", "partial_sums_ptr", "progress_ptr"), "*fp32"),
     "reduce_splits_kernel": {"partial_ptr": "*fp32", "partial_sums_ptr": "*fp32", "query_block_token_ptr": "*i64", "query_block_len_ptr": "*i32"},
-    "slot_mapping_kernel": {"query_start_loc_ptr": "*i32", "positions_ptr": "*i64", "block_table_ptr": "*i32", "slot_mapping_ptr": "*i64"},
+    "slot_mapping_kernel": {"query_start_loc_ptr": "*i32", "positions_ptr": "*i64", "block_table_ptr": "*i32", "slot_mapping_ptr": "*i64"}
+    | {"witness_ptr": "*i64"},
     "reshape_and_cache_kernel": {"slot_mapping_ptr": "*i64", "witness_ptr": "*i64"},
     "copy_pages_kernel": {"source_index_ptr": "*i64", "destination_index_ptr": "*i64", "witness_ptr": "*i64"},
 }
@@ -159,6 +160,7 @@ def variants(target: str = "cuda 90") -> list[KernelVariant]:
     one_warp = CompilerOptions(write_warps(2 * 256))
     return [
         make_variant("slot mapping", "slot_mapping_kernel", "bf16", parallel | {"BLOCK_SIZE": 16, "KERNEL_BLOCK_SIZE": 16}),
+        make_variant("slot mapping with witness", "slot_mapping_kernel", "bf16", parallel | watched | {"BLOCK_SIZE": 16, "KERNEL_BLOCK_SIZE": 16}),
         make_variant("KV write", "reshape_and_cache_kernel", "bf16", dense, one_warp),
         make_variant("KV write strided", "reshape_and_cache_kernel", "bf16", writes | {"DENSE_SLOTS": False, "DENSE_HEADS": False}, one_warp),
         make_variant("KV write with witness", "reshape_and_cache_kernel", "bf16", dense | watched, one_warp),

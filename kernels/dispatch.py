@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.backend import BACKENDS, Backend, GpuTiles, UnknownBackend
 from kernels.metadata import AttentionMetadata, Derived, check_batch, check_slot_mapping, expect
 from kernels.progress import Progress
-from kernels.witness import KernelName, LaunchWitness, Witness
+from kernels.witness import KernelName, LaunchWitness, MappingWitness, Witness
 
 if TYPE_CHECKING:  # torch and triton load when an operation first runs, so that `import kernels` stays instant
     from torch import Tensor
@@ -31,6 +31,7 @@ def compute_slot_mapping(
     cp_world_size: int = 1,
     cp_rank: int = 0,
     cp_interleave: int = 1,
+    witness: Witness | None = None,
     backend: Backend | str,
 ) -> None:
     """Fill `slot_mapping` with the physical slot of every scheduled token; only `slot_mapping` changes.
@@ -39,8 +40,9 @@ def compute_slot_mapping(
     positions: int64 [>= num_tokens], position of each token within its request; block_table: int32 [>= num_reqs, width], physical blocks;
     slot_mapping: int64 [max_num_tokens], indexed by position in the batch; everything from num_tokens on becomes PAD_SLOT_ID (-1).
     `kernel_block_size` divides `block_size` when the kernels' blocks are smaller than the manager's. With context parallelism, tokens that
-    belong to another rank than `cp_rank` get -1, and so does a position past the end of its row. Raises ValueError for shapes, dtypes or sizes that do not
-    fit together. Source: R8.4, R8.5. vLLM: BlockTable.compute_slot_mapping; here: a function over tensors, the same arithmetic.
+    belong to another rank than `cp_rank` get -1, and so does a position past the end of its row. `witness` is told what each program looked up and stored.
+    Raises ValueError for shapes, dtypes or sizes that do not fit together. Source: R8.4, R8.5. vLLM: BlockTable.compute_slot_mapping; here: a function over
+    tensors, the same arithmetic.
     """
     import torch
 
@@ -59,6 +61,9 @@ def compute_slot_mapping(
     expect("slot_mapping", slot_mapping, torch.int64, 1)
     if query_start_loc.shape[0] - 1 > block_table.shape[0]:
         raise ValueError(f"query_start_loc names {query_start_loc.shape[0] - 1} requests, but block_table has only {block_table.shape[0]} rows.")
+    told = {"witness": witness} if witness is not None and not _is_reference(backend) else {}
+    if witness is not None and not told:
+        witness.mappings.append(MappingWitness(kernel_block_size, slot_mapping.shape[0], None))
     _implementation(backend).compute_slot_mapping(
         query_start_loc,
         positions,
@@ -69,6 +74,7 @@ def compute_slot_mapping(
         cp_world_size=cp_world_size,
         cp_rank=cp_rank,
         cp_interleave=cp_interleave,
+        **told,
     )
 
 

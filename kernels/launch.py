@@ -16,6 +16,7 @@ from kernels.metadata import Derived
 from kernels.progress import Progress
 from kernels.triton_cache import copy_pages_kernel, reshape_and_cache_kernel, slot_mapping_kernel
 from kernels.watch import copy_watch, write_watch
+from kernels.watch_mapping import mapping_watch
 from kernels.witness import Witness
 
 PAD_SLOT_ID = -1
@@ -74,6 +75,7 @@ class Launcher:
         cp_world_size: int,
         cp_rank: int,
         cp_interleave: int,
+        witness: Witness | None = None,
     ) -> None:
         """On a device num_reqs + 1 programs, as vLLM; interpreted one program for all requests and one for the padding."""
         num_reqs = max(0, query_start_loc.shape[0] - 1)
@@ -86,26 +88,29 @@ class Launcher:
             tile = next_power_of_2(max(int(query_start_loc.diff().max()), slot_mapping.shape[0] - int(query_start_loc[-1]), 1))
             tile = min(tile, INTERPRETED_ELEMENTS)
             lanes = max(1, min(next_power_of_2(num_reqs), INTERPRETED_ELEMENTS // tile))
-        self.launch(
-            slot_mapping_kernel,
-            (cdiv(num_reqs, lanes) + 1,),
-            query_start_loc.contiguous(),
-            positions.contiguous(),
-            block_table,
-            slot_mapping,
-            num_reqs,
-            slot_mapping.shape[0],
-            block_table.stride(0),
-            block_table.shape[1],
-            BLOCK_SIZE=block_size,
-            KERNEL_BLOCK_SIZE=kernel_block_size,
-            CP_WORLD_SIZE=cp_world_size,
-            CP_RANK=cp_rank,
-            CP_INTERLEAVE=cp_interleave,
-            PAD_SLOT_ID=PAD_SLOT_ID,
-            LANES=lanes,
-            TILE=tile,
-        )
+        grid = cdiv(num_reqs, lanes) + 1
+        with mapping_watch(witness, self.own_account, block_table, slot_mapping, kernel_block_size, grid, lanes) as extra:
+            self.launch(
+                slot_mapping_kernel,
+                (grid,),
+                query_start_loc.contiguous(),
+                positions.contiguous(),
+                block_table,
+                slot_mapping,
+                num_reqs,
+                slot_mapping.shape[0],
+                block_table.stride(0),
+                block_table.shape[1],
+                BLOCK_SIZE=block_size,
+                KERNEL_BLOCK_SIZE=kernel_block_size,
+                CP_WORLD_SIZE=cp_world_size,
+                CP_RANK=cp_rank,
+                CP_INTERLEAVE=cp_interleave,
+                PAD_SLOT_ID=PAD_SLOT_ID,
+                LANES=lanes,
+                TILE=tile,
+                **extra,
+            )
 
     def reshape_and_cache(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, derived: Derived, witness: Witness | None = None

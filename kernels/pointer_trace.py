@@ -23,11 +23,13 @@ _FAR = np.uint64(np.iinfo(np.int64).max)
 
 
 class Touched(NamedTuple):
-    """Elements of a watched tensor that one tile touched: per element its program, its lane and its index in each watched dimension."""
+    """Elements of a watched tensor that one tile touched: per element its program, its lane, its index in each watched dimension and what was stored there
+    (None unless the tensor keeps values)."""
 
     program: int
     lanes: Ids
     indices: tuple[Ids, ...]
+    values: Ids | None = None
 
 
 class Tile:
@@ -47,9 +49,10 @@ class Tile:
 
 class WatchedTensor:
     """A tensor by its memory. `dimensions`: those whose indices are wanted, of which the first `exact` tell one element from another; of the others
-    the first and last index of a run are enough."""
+    the first and last index of a run are enough. `keeps_values`: for a dense tensor of integers, also what is stored."""
 
-    def __init__(self, tensor: torch.Tensor, dimensions: Sequence[int], exact: int) -> None:
+    def __init__(self, tensor: torch.Tensor, dimensions: Sequence[int], exact: int, *, keeps_values: bool = False) -> None:
+        self.keeps_values = keeps_values
         self.start = tensor.data_ptr()
         self.itemsize = tensor.element_size()
         extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
@@ -64,10 +67,15 @@ class WatchedTensor:
         self.reads: list[Touched] = []
         self.writes: list[Touched] = []
 
-    def note(self, kind: Literal["reads", "writes"], program: int, tile: Tile) -> None:
-        """Remember what a tile touches of this tensor."""
+    def note(self, kind: Literal["reads", "writes"], program: int, tile: Tile, stored: npt.NDArray[Any] | None = None) -> None:
+        """Remember what a tile touches of this tensor. `stored`: what a store stores, as large as the tile."""
         overlapping = tile.any & (tile.low < self.end) & (tile.high >= self.start)
         if not overlapping.any():
+            return
+        if self.keeps_values and stored is not None:
+            chosen = tile.mask & (tile.addresses >= self.start) & (tile.addresses < self.end)
+            touched = self._touched(program, np.nonzero(chosen)[0], (tile.addresses[chosen].astype(np.int64) - self.start) // self.itemsize)
+            self.writes.append(touched._replace(values=stored.reshape(chosen.shape)[chosen].astype(np.int64)))
             return
         low, high = ((row[overlapping].astype(np.int64) - self.start) // self.itemsize for row in (tile.low, tile.high))
         inside = low.min() >= 0 and high.max() < (self.end - self.start) // self.itemsize
@@ -101,19 +109,19 @@ def watching(tensors: Sequence[WatchedTensor], has_lanes: bool = True) -> Iterat
     builder = triton_interpreter.interpreter_builder
     load, store = type(builder).create_masked_load.__get__(builder), type(builder).create_masked_store.__get__(builder)
 
-    def note(kind: Literal["reads", "writes"], pointers: Any, mask: Any) -> None:
+    def note(kind: Literal["reads", "writes"], pointers: Any, mask: Any, stored: Any = None) -> None:
         tile = Tile(pointers.data, mask.data) if has_lanes else Tile(pointers.data[None], mask.data[None])
         x, y, z = builder.grid_idx
         _, wide, deep = builder.grid_dim
         for tensor in tensors:
-            tensor.note(kind, (x * wide + y) * deep + z, tile)
+            tensor.note(kind, (x * wide + y) * deep + z, tile, stored)
 
     def masked_load(pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         note("reads", pointers, mask)
         return load(pointers, mask, *rest, **named)
 
     def masked_store(pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        note("writes", pointers, mask)
+        note("writes", pointers, mask, value.data)
         return store(pointers, value, mask, *rest, **named)
 
     with LOCK:

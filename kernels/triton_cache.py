@@ -27,6 +27,8 @@ def slot_mapping_kernel(
     PAD_SLOT_ID: tl.constexpr,
     LANES: tl.constexpr,  # requests per program
     TILE: tl.constexpr,  # tokens per iteration
+    witness_ptr=None,  # int64 [max_num_tokens, 3]: row and column of the block table that were looked up (-1: none), the slot that was stored
+    WITNESS: tl.constexpr = False,  # write them down
 ):
     """Programs 0 .. n-2 map the tokens of LANES requests each; the last program pads the tail (R8.5)."""
     program = tl.program_id(0)
@@ -37,6 +39,10 @@ def slot_mapping_kernel(
             index = start + tile_offsets
             padding = tl.full([TILE], PAD_SLOT_ID, tl.int64)
             tl.store(slot_mapping_ptr + index, padding, mask=index < max_num_tokens)
+            if WITNESS:
+                account = witness_ptr + index.to(tl.int64) * 3
+                tl.store(account, tl.full([TILE], -1, tl.int64), mask=index < max_num_tokens)
+                tl.store(account + 2, padding, mask=index < max_num_tokens)
     else:
         request = program * LANES + tl.arange(0, LANES)
         is_request = request < num_reqs
@@ -57,6 +63,11 @@ def slot_mapping_kernel(
             block = tl.load(row_ptr[:, None] + column, mask=is_token & has_slot, other=0).to(tl.int64)
             slot = tl.where(has_slot, block * KERNEL_BLOCK_SIZE + local_offset % KERNEL_BLOCK_SIZE, PAD_SLOT_ID)
             tl.store(slot_mapping_ptr + token, slot, mask=is_token)
+            if WITNESS:
+                account = witness_ptr + token.to(tl.int64) * 3
+                tl.store(account, tl.zeros([LANES, TILE], tl.int64) + request.to(tl.int64)[:, None], mask=is_token)
+                tl.store(account + 1, tl.where(has_slot, column, -1), mask=is_token)
+                tl.store(account + 2, slot, mask=is_token)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -45,8 +45,36 @@ class LaunchWitness:
     lanes: int = 0
 
 
+@dataclass(frozen=True)
+class MappingAccess:
+    """One lane of one program of the slot mapping, which serves one request; the last program of a launch pads the rest.
+
+    `tokens`: places of the slot mapping that it stored to, in its order; `slots`: what it stored there, one per token. `entries_read`: (row, column) of the
+    block table where it looked blocks up, each once, in its order; `block_ids`: what stands there.
+    """
+
+    program: int
+    lane: int
+    tokens: tuple[int, ...]
+    slots: tuple[int, ...]
+    entries_read: tuple[tuple[int, int], ...] = ()
+    block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MappingWitness:
+    """One launch of the slot mapping, as LaunchWitness. `block_size`: of the kernels; `num_places`: of the slot mapping, those behind the batch included."""
+
+    block_size: int
+    num_places: int
+    programs: tuple[MappingAccess, ...] | None
+    grid: int = 0
+    lanes: int = 0
+
+
 @dataclass
 class Witness:
-    """Give one to an operation, and it adds one launch to it. Without one, nothing is watched and nothing is slower."""
+    """Give one to an operation, and it adds one launch to it, to `mappings` if it maps slots. Without one, nothing is watched and nothing is slower."""
 
     launches: list[LaunchWitness] = field(default_factory=list)
+    mappings: list[MappingWitness] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.trace.event import Event
-from engine.trace.witness import LaunchWitness
+from engine.trace.witness import LaunchWitness, MappingWitness
 
 
 class RowUpdated(Event, frozen=True, kw_only=True, tag="row_updated"):
@@ -36,7 +36,8 @@ class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_compute
     between the Triton kernel and the torch reference on the compared layers (None: nothing was compared). `block_shares`: where the settings ask for it, per
     request the share of attention that its last query gives to each logical block (mean over the heads of `shares_layer`, each row sums to 1) and
     `head_shares`, the same for each query head; with several groups `group_id` is that layer's. `witness`: what the kernels' programs were seen to do, where
-    the settings ask for it; None also where no kernel but the torch reference ran."""
+    the settings ask for it; None also where no kernel but the torch reference ran. `mapping_witness`: the same of the kernels that mapped the batch's slots,
+    one per group. `slot_mappings`: with several groups and a witness, what each group's slot mapping says, which is what its kernels were told."""
 
     backend: str
     layers: list[int]
@@ -48,6 +49,8 @@ class AttentionComputed(Event, frozen=True, kw_only=True, tag="attention_compute
     shares_layer: int | None = None
     head_shares: list[list[list[float]]] = []
     witness: list[LaunchWitness] | None = None
+    mapping_witness: list[MappingWitness] = []
+    slot_mappings: dict[int, list[int]] = {}
 
 
 class StateWritten(Event, frozen=True, kw_only=True, tag="state_written"):

@@ -54,6 +54,32 @@ class LaunchWitness(msgspec.Struct, frozen=True, omit_defaults=True):
     sliding_window: int | None = None
 
 
+class MappingProgramWitness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One lane of one program of the slot mapping. `tokens`: the runs of places that it stored to, the batch first and the places behind it after that;
+    `request_id`: whose these are, None where they lie behind the batch or belong to several. `slots`: what it stored, one per place; empty where it stored -1
+    (no slot, R8.5) everywhere. `rows_read`, `columns_read`, `block_ids_read`: entries of the worker's block table that it looked up, and what stands there."""
+
+    program: int
+    lane: int
+    request_id: str | None
+    tokens: list[Run]
+    slots: list[int] = []
+    rows_read: list[int] = []
+    columns_read: list[int] = []
+    block_ids_read: list[int] = []
+
+
+class MappingWitness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The launch that mapped the batch of KV-cache group `group_id`. `grid`, `lanes`, `block_size` as in LaunchWitness; `num_places`: of the slot mapping."""
+
+    group_id: int
+    grid: int
+    lanes: int
+    block_size: int
+    num_places: int
+    programs: list[MappingProgramWitness]
+
+
 def runs_of(slots: Sequence[int]) -> list[Run]:
     """Slots in the order of a walk as runs."""
     runs: list[Run] = []

@@ -7,10 +7,11 @@ lengths and from the manager's block tables (R8.4: slot = block_number * block_s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
+from engine.trace.batch_rows import BatchRow, rows_of
 from engine.trace.events import AttentionComputed, BlocksCopied
 from engine.trace.frame import Frame
+from engine.trace.mapping_check import check_mapping
 from engine.trace.violation import Violation
 from engine.trace.witness import LaunchWitness, ProgramWitness, Run, slots_in
 
@@ -23,46 +24,26 @@ COPIES_PAIRS = "the kernel copies the queued blocks as whole pages, and no other
 ANSWERS_ALL = "the kernel computes every token of the batch in every KV head once"
 
 
-class _Row(NamedTuple):
-    """A request's part of the batch: its tokens start..end-1 have the positions from `position` on. `table`: the manager's, of one group."""
-
-    request_id: str
-    start: int
-    end: int
-    position: int
-    table: tuple[int, ...]
-
-    def position_of(self, token: int) -> int:
-        return self.position + token - self.start
-
-
 def check_witness(frame: Frame) -> Iterator[Violation]:
     """Violations of the frame's kernel witness, none where its event has none. O(blocks read + slots written) for what is sound."""
     event = frame.event
     if isinstance(event, BlocksCopied):
         for launch in event.witness or ():
             yield from _check_copies(launch, event)
-    if not isinstance(event, AttentionComputed) or not event.witness:
+    if not isinstance(event, AttentionComputed):
         return
-    for launch in event.witness:
-        rows = _rows(event, frame, launch.group_id)
+    for mapping in event.mapping_witness:
+        yield from check_mapping(mapping, rows_of(event, frame, mapping.group_id))
+    for launch in event.witness or ():
+        rows = rows_of(event, frame, launch.group_id)
         if launch.kernel == "reshape_and_cache":
-            yield from _check_writes(launch, rows, frame)
+            slot_mapping = event.slot_mappings.get(launch.group_id) or frame.slot_mapping
+            yield from _check_writes(launch, rows, slot_mapping)
         else:
-            yield from _check_reads(launch, rows, frame)
+            yield from _check_reads(launch, rows)
 
 
-def _rows(event: AttentionComputed, frame: Frame, group_id: int) -> list[_Row]:
-    rows, start = [], 0
-    for request_id, query_len, seq_len in zip(event.request_ids, event.query_lens, event.seq_lens, strict=True):
-        request = frame.request(request_id)
-        table = request.block_ids[group_id] if request is not None else ()
-        rows.append(_Row(request_id, start, start + query_len, seq_len - query_len, table))
-        start += query_len
-    return rows
-
-
-def _row_of(program: ProgramWitness, rows: Sequence[_Row]) -> _Row | None:
+def _row_of(program: ProgramWitness, rows: Sequence[BatchRow]) -> BatchRow | None:
     """The part of the batch that all of the program's tokens lie in."""
     return next((row for row in rows if program.tokens and row.start <= min(program.tokens) and max(program.tokens) < row.end), None)
 
@@ -73,7 +54,7 @@ def _name(launch: LaunchWitness, program: ProgramWitness) -> str:
     return f"program {program.program}{lane} of {launch.kernel} in {layers}"
 
 
-def _check_reads(launch: LaunchWitness, rows: Sequence[_Row], frame: Frame) -> Iterator[Violation]:
+def _check_reads(launch: LaunchWitness, rows: Sequence[BatchRow]) -> Iterator[Violation]:
     answered: dict[int, list[int]] = {}
     for program in launch.programs:
         row = _row_of(program, rows)
@@ -99,7 +80,7 @@ def _check_reads(launch: LaunchWitness, rows: Sequence[_Row], frame: Frame) -> I
             yield Violation(ANSWERS_ALL, text)
 
 
-def _of_nobody(launch: LaunchWitness, program: ProgramWitness, rows: Sequence[_Row]) -> Violation:
+def _of_nobody(launch: LaunchWitness, program: ProgramWitness, rows: Sequence[BatchRow]) -> Violation:
     whose = [row.request_id for row in rows if any(row.start <= token < row.end for token in program.tokens)]
     text = f"{_name(launch, program)} worked for the tokens {', '.join(map(str, program.tokens)) or 'of nobody'} of the batch"
     block = program.block_ids_read[0] if program.block_ids_read else None
@@ -119,7 +100,7 @@ def _runs_at(table: Sequence[int], start: int, end: int, block_size: int) -> lis
     return runs
 
 
-def _explain_reads(name: str, what: str, runs: Sequence[Run], allowed: Sequence[Run], row: _Row, block_size: int) -> Iterator[Violation]:
+def _explain_reads(name: str, what: str, runs: Sequence[Run], allowed: Sequence[Run], row: BatchRow, block_size: int) -> Iterator[Violation]:
     read, due = list(slots_in(runs)), list(slots_in(allowed))
     foreign = [slot for slot in read if slot // block_size not in row.table]
     for block_id in dict.fromkeys(slot // block_size for slot in foreign):
@@ -141,7 +122,7 @@ def _blocks(slots: Sequence[int], block_size: int) -> list[int]:
     return list(dict.fromkeys(slot // block_size for slot in slots))
 
 
-def _check_writes(launch: LaunchWitness, rows: Sequence[_Row], frame: Frame) -> Iterator[Violation]:
+def _check_writes(launch: LaunchWitness, rows: Sequence[BatchRow], slot_mapping: Sequence[int]) -> Iterator[Violation]:
     written: list[int] = []
     for program in launch.programs:
         row = _row_of(program, rows)
@@ -151,7 +132,7 @@ def _check_writes(launch: LaunchWitness, rows: Sequence[_Row], frame: Frame) -> 
         written += program.tokens
         for slots in (program.slots_written, program.value_slots_written):
             if slots is not None:
-                yield from _check_slots(launch, program, slots, row, frame)
+                yield from _check_slots(launch, program, slots, row, slot_mapping)
     due = [token for row in rows for token in range(row.start, row.end)]
     if sorted(written) != due:
         wrong = sorted(set(written).symmetric_difference(due)) or sorted({token for token in written if written.count(token) > 1})
@@ -159,7 +140,7 @@ def _check_writes(launch: LaunchWitness, rows: Sequence[_Row], frame: Frame) -> 
         yield Violation(WRITES_ALL, text)
 
 
-def _check_slots(launch: LaunchWitness, program: ProgramWitness, slots: Sequence[int], row: _Row, frame: Frame) -> Iterator[Violation]:
+def _check_slots(launch: LaunchWitness, program: ProgramWitness, slots: Sequence[int], row: BatchRow, slot_mapping: Sequence[int]) -> Iterator[Violation]:
     name = _name(launch, program)
     size = launch.block_size
     if len(slots) != len(program.tokens):
@@ -168,8 +149,9 @@ def _check_slots(launch: LaunchWitness, program: ProgramWitness, slots: Sequence
     for token, slot in zip(program.tokens, slots, strict=True):
         index, offset = divmod(row.position_of(token), size)
         block_id = slot // size
-        if launch.group_id == 0 and token < len(frame.slot_mapping) and frame.slot_mapping[token] != slot:
-            text = f"{name} wrote slot {slot} of block {block_id} for {row.request_id}, but the slot mapping names slot {frame.slot_mapping[token]}"
+        if token < len(slot_mapping) and slot_mapping[token] != slot:
+            of = f" of group {launch.group_id}" if launch.group_id else ""
+            text = f"{name} wrote slot {slot} of block {block_id} for {row.request_id}, but the slot mapping{of} names slot {slot_mapping[token]}"
             yield Violation(WRITES_MAPPED, text, block_id)
         elif index >= len(row.table) or row.table[index] * size + offset != slot:
             due = f"slot {row.table[index] * size + offset}" if index < len(row.table) else "no slot"

@@ -16,12 +16,12 @@ from engine.worker.attention import ForwardContext, attention_layers_of, layer_s
 from engine.worker.block_table import MultiGroupBlockTable
 from engine.worker.input_batch import InputBatch
 from engine.worker.kernel_settings import KernelSettings, agrees_within
-from engine.worker.kernel_witness import LayerLaunch, report
+from engine.worker.kernel_witness import LayerLaunch, report, report_mappings
 from engine.worker.kv_cache import KVCache
 from engine.worker.layer_capture import LayerCapture
 from engine.worker.mamba_mixer import STATE_BACKEND, StateMetadata, StateRequest
 from engine.worker.output_projection import last_token_logits
-from kernels import AttentionMetadata, Backend, Witness
+from kernels import AttentionMetadata, Backend, MappingWitness, Witness
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ class BatchRunner:
             state_groups=state_groups,
         )
         self._slot_groups = [group_id for group_id in range(len(block_sizes)) if group_id not in state_groups]
+        backends = [[backend for backend, its in zip(self._layer_backends, groups, strict=True) if its == group_id] for group_id in range(len(block_sizes))]
+        self._mapping_backends = [next((b for b in its if b.name != "torch"), kernel_settings.backend) for its in backends]
         self.input_batch = InputBatch(self.block_table, emit)
         self.slot_mapping: tuple[int, ...] = ()
         """Slot per token of the last step's batch, in the first group that has slots."""
@@ -143,7 +145,7 @@ class BatchRunner:
         positions = self._tensor([p for part in parts for p in part.positions], torch.int64)
         query_start_loc = self._tensor([0, *(part.end for part in parts)], torch.int32)
         seq_lens = self._tensor([part.position + part.num_tokens for part in parts], torch.int32)
-        self.block_table.compute_slot_mapping(num_reqs, query_start_loc, positions, self.kernel_settings.backend)
+        mappings = self._map_slots(num_reqs, query_start_loc, positions)
         num_tokens = len(input_ids)
         slots = {group_id: self.block_table[group_id].slot_mapping[:num_tokens].tolist() for group_id in self._slot_groups}
         self.slot_mapping = tuple(slots[self._slot_groups[0]])
@@ -173,9 +175,18 @@ class BatchRunner:
                 self._report_states(parts, group_id, states[group_id])
             else:
                 self._report_written(parts, group_id, slots[group_id])
-        self._report_attention(parts, context)
+        self._report_attention(parts, slots, context, mappings)
         self.last_logits = {part.req_id: row for part, row in zip(parts, logits, strict=True)}
         return logits
+
+    def _map_slots(self, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor) -> dict[int, MappingWitness]:
+        """Each group's slots, by a kernel where one of its layers runs on kernels. Returns what the kernels' programs were seen to do, by group."""
+        seen: dict[int, MappingWitness] = {}
+        for group_id in self._slot_groups:
+            witness = Witness() if self._wants_witness else None
+            self.block_table[group_id].compute_slot_mapping(num_reqs, query_start_loc, positions, self._mapping_backends[group_id], witness)
+            seen.update((group_id, launch) for launch in (witness.mappings if witness is not None else ()))
+        return seen
 
     def _states(self, parts: list[BatchPart]) -> dict[int, list[StateRequest]]:
         """Per group of recurrent states, which states the batch reads and writes; by the host's rows, which are those that were committed."""
@@ -263,7 +274,11 @@ class BatchRunner:
     def _num_layers(self, group_id: int) -> int:
         return sum(layer.group_id == group_id for layer in self.kv_cache.layers)
 
-    def _report_attention(self, parts: list[BatchPart], context: ForwardContext) -> None:
+    def _report_attention(
+        self, parts: list[BatchPart], slots: Mapping[int, list[int]], context: ForwardContext, mappings: Mapping[int, MappingWitness]
+    ) -> None:
+        ends = [(part.end, part.req_id) for part in parts]
+        witness = report(context.launches, ends)
         layers = list(self._compared_layers)
         facts: dict[str, Fact] = {"layer": layers[0]} if len(layers) == 1 else {"layers": layers}
         self._emit(
@@ -279,7 +294,9 @@ class BatchRunner:
                 block_shares=context.shares.blocks,
                 head_shares=context.shares.heads,
                 shares_layer=context.shares_layer,
-                witness=report(context.launches, [(part.end, part.req_id) for part in parts]),
+                witness=witness,
+                mapping_witness=report_mappings(mappings, ends),
+                slot_mappings=dict(slots) if witness is not None and len(self.block_table) > 1 else {},
             )
         )
 

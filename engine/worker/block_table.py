@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import EngineError
-from kernels import Backend, compute_slot_mapping
+from kernels import Backend, Witness, compute_slot_mapping
 
 TOKEN_ALIGNMENT = 128
 
@@ -136,10 +136,20 @@ class BlockTable:
         """Copy the first `num_reqs` rows to the device; the device's other rows stay as they were (R8.2)."""
         self.block_table[:num_reqs].copy_(self._host[:num_reqs], non_blocking=True)
 
-    def compute_slot_mapping(self, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor, backend: Backend) -> None:
+    def compute_slot_mapping(
+        self, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor, backend: Backend, witness: Witness | None = None
+    ) -> None:
         """Fill `slot_mapping` from the committed rows and -1 behind the batch (R8.4, R8.5). `query_start_loc`: int32 [num_reqs + 1];
-        `positions`: int64 [num_tokens], each token's position in its own request."""
-        compute_slot_mapping(query_start_loc, positions, self.block_table[:num_reqs], self.slot_mapping, block_size=self.kernel_block_size, backend=backend)
+        `positions`: int64 [num_tokens], each token's position in its own request. `witness` is told what a kernel's programs do."""
+        compute_slot_mapping(
+            query_start_loc,
+            positions,
+            self.block_table[:num_reqs],
+            self.slot_mapping,
+            block_size=self.kernel_block_size,
+            witness=witness,
+            backend=backend,
+        )
 
 
 class MultiGroupBlockTable:

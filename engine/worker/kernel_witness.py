@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.trace.witness import LaunchWitness, ProgramWitness, runs_of
+from engine.trace.witness import LaunchWitness, MappingProgramWitness, MappingWitness, ProgramWitness, runs_of
 from kernels import LaunchWitness as KernelLaunch
-from kernels import ProgramAccess
+from kernels import MappingAccess, ProgramAccess
+from kernels import MappingWitness as KernelMapping
+
+PAD_SLOT_ID = -1
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,28 @@ def report(launches: Sequence[LayerLaunch], ends: Sequence[tuple[int, str]]) -> 
         )
         found.append((entry, witness))
     return [witness for _, witness in found] or None
+
+
+def report_mappings(mappings: Mapping[int, KernelMapping], ends: Sequence[tuple[int, str]]) -> list[MappingWitness]:
+    """The same of the launches that mapped slots, by group; nothing of those by the torch reference."""
+    return [
+        MappingWitness(group_id, told.grid, told.lanes, told.block_size, told.num_places, [_mapping_program(access, ends) for access in told.programs])
+        for group_id, told in mappings.items()
+        if told.programs is not None
+    ]
+
+
+def _mapping_program(access: MappingAccess, ends: Sequence[tuple[int, str]]) -> MappingProgramWitness:
+    return MappingProgramWitness(
+        program=access.program,
+        lane=access.lane,
+        request_id=_owner(access.tokens, ends),
+        tokens=runs_of(access.tokens),
+        slots=[] if set(access.slots) <= {PAD_SLOT_ID} else list(access.slots),
+        rows_read=list(dict.fromkeys(row for row, _ in access.entries_read)),
+        columns_read=[column for _, column in access.entries_read],
+        block_ids_read=list(access.block_ids),
+    )
 
 
 def _same(a: LayerLaunch, b: LayerLaunch) -> bool:

@@ -136,7 +136,7 @@ def _without_accounts(kernel, folder):
     return getattr(module, kernel.fn.__name__)
 
 
-@pytest.mark.parametrize("name", ["KV write", "page copy", "attention decode bf16 D64", "attention mixed fp16 D64 window 512"])
+@pytest.mark.parametrize("name", ["slot mapping", "KV write", "page copy", "attention decode bf16 D64", "attention mixed fp16 D64 window 512"])
 def test_accounts_that_nobody_asks_for_cost_not_one_instruction(name, tmp_path):
     variant = VARIANTS[name]
     bare = dataclasses.replace(
@@ -150,7 +150,12 @@ def test_accounts_that_nobody_asks_for_cost_not_one_instruction(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plain", "witnessing"), [("KV write", "KV write with witness"), ("attention decode bf16 D64", "attention decode bf16 D64 witness progress")]
+    ("plain", "witnessing"),
+    [
+        ("slot mapping", "slot mapping with witness"),
+        ("KV write", "KV write with witness"),
+        ("attention decode bf16 D64", "attention decode bf16 D64 witness progress"),
+    ],
 )
 def test_a_witness_is_written_by_the_kernel(plain, witnessing):
     """Without it the test above would hold for a flag that does nothing."""
