@@ -126,19 +126,19 @@ class Computed(NamedTuple):
     step: int
 
 
-def computed_steps(run: OpenRun, frame: int, tell: Callable[[int], None]) -> list[Computed]:
-    """Where the model ran, as far as the run is recorded: beyond `frame`, the step that it belongs to, and the computed one after it, if there is any.
-    `tell` gets the number of frames recorded so far. Raises PagewalkError when the run failed before it came to `frame`."""
+def computed_steps(run: OpenRun, frame: int | None, tell: Callable[[int], None]) -> list[Computed]:
+    """Where the model ran, as far as the run is recorded: beyond `frame` (None: the first computed one), the step that it belongs to, and the computed step
+    after it, if there is any. `tell` gets the number of frames recorded so far. Raises PagewalkError when the run failed before it came to `frame`."""
     session = run.session
     while True:
         frames = session.trace.frames
         found = [Computed(f.seq, f.step) for f in frames if isinstance(f.event, AttentionComputed)]
-        here = frames[frame].step if frame < len(frames) else None
+        here = found[0].step if frame is None and found else frames[frame].step if frame is not None and frame < len(frames) else None
         if session.finished or (here is not None and found and found[-1].step > here):
             break
         tell(len(frames))
         run.advance(len(frames))
-    if session.error is not None and frame >= len(frames):
+    if session.error is not None and (frame or 0) >= len(frames):
         raise session.error
     return found
 

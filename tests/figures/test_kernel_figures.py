@@ -148,6 +148,18 @@ def test_kinds_of_places_differ_in_more_than_colour() -> None:
     assert len({pattern for pattern, _ in looks}) == 4  # read now is full, read later empty; the others have a pattern each
 
 
+def test_where_several_programs_share_a_row_each_says_that_others_read_the_rest() -> None:
+    tiles = [TileStep(positions=(4, 8), columns=(1, 2), block_ids=[1], slots=[(4, 8)])]
+    lane = LaneCloseup(program=2, lane=0, request_id="A", row=0, tokens=[0], first_position=9, kv_head=0, tiles=tiles, rows=[])
+    walk = Walk(lane, TableRow("A", 0, [7, 1, 3], (0, 1), 9, [13]), 0, 4, 4, None, 9)
+    assert [walk.kind(position) for position in range(12)] == ["another program's"] * 4 + ["read now"] * 4 + ["another program's"] * 2 + [""] * 2
+    said = walk_words(walk)
+    assert "Other programs read the rest" in said
+    assert "window" not in said
+    assert "masked" not in said
+    assert "a second kernel merges" in softmax_words(softmax_steps(RowProgress(0, 0, [1.0], [2.0]), [1]), 0, split=True)
+
+
 def test_the_masked_part_of_the_last_tile_is_counted() -> None:
     assert "2 places behind the last key are masked: nothing is read there." in walk_words(sample_walk(4, 2))
     assert "masked" not in walk_words(sample_walk(4, 0))
@@ -161,7 +173,7 @@ def test_however_long_the_row_the_tile_that_is_looked_at_is_shown(keys: int, til
     lane = LaneCloseup(0, 0, "A", 0, [0], keys - 1, 0, tiles, [])
     first, end = shown_places(Walk(lane, TableRow("A", 0, [1] * -(-keys // 16), (0, 1), keys - 1, [0]), index, tile, 16, None, keys - 1))
     assert first <= index * tile < (index + 1) * tile <= end
-    assert end - first <= max(256, tile)
+    assert end - first <= max(128, tile)
     assert first % tile == end % tile == 0
 
 

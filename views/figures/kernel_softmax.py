@@ -93,8 +93,8 @@ def _bracketed(value: float) -> str:
     return number(value) if value >= 0 else f"({number(value)})"
 
 
-def softmax_words(steps: list[SoftmaxStep], index: int) -> str:
-    """What happened to the row in this tile."""
+def softmax_words(steps: list[SoftmaxStep], index: int, split: bool = False) -> str:
+    """What happened to the row in this tile. `split`: the keys are shared by several programs."""
     if not steps:
         return "The kernel told nothing about this row."
     step = steps[index]
@@ -115,6 +115,8 @@ def softmax_words(steps: list[SoftmaxStep], index: int) -> str:
             f"Tile {step.tile} found no larger score than {number(step.maximum)}: what was summed up before stays. "
             f"Sum: {number(step.old_total)} + {number(step.added)} = {number(step.total)}."
         )
-    if index == len(steps) - 1:
+    if index == len(steps) - 1 and split:
+        start += " The loop ends: a second kernel merges what this program and those beside it have found, by the same rule."
+    elif index == len(steps) - 1:
         start += f" The loop ends: the weighted sum of the values, divided by {number(step.total)}, is the output."
     return start

@@ -12,6 +12,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8568f", "#7a6a00", "#1f86c4", "#8
 
 MASKED = Fill("masked", GREY, "x", 0.10)
 SKIPPED = Fill("outside the window", GREY, "/", 0.16)
+ELSEWHERE = Fill("another program's", GREY, "-", 0.10)
 TO_COME = Fill("read later", GREY, "", 0.06)
 
 

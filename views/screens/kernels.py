@@ -127,7 +127,7 @@ def _step(choice: Choice, choices: Choices, status: DeltaGenerator) -> tuple[Fra
             status.progress(0.0 if not wanted else min(frames / (wanted + 1), 1.0), f"Running the scene: {plural(frames, 'frame')} …")
         shown = True
 
-    steps = state.computed_steps(run, wanted or 0, tell)
+    steps = state.computed_steps(run, wanted, tell)
     frames = run.session.trace.frames
     if wanted is not None and wanted >= len(frames):
         choices.problem = f"the address says step={wanted}, but the last frame of this run is {len(frames) - 1}"

@@ -115,7 +115,7 @@ def _loop(view: View, launch: LaunchCloseup, lane: LaneCloseup, ticks: bool) -> 
         st.caption("The kernel was not asked how this lane's softmax grew.")
         return
     steps = softmax_steps(row, walk.numbers)
-    words = softmax_words(steps, min(index, len(steps) - 1))
+    words = softmax_words(steps, min(index, len(steps) - 1), bool(launch.constants.get("SPLIT")))
     if launch.constants.get("ONE_TILE"):
         words += " One tile holds all keys, so this launch never rescales anything."
     chart, text = st.columns([1.75, 1], gap="small")
