@@ -57,7 +57,8 @@ ol.constants { max-height: none; }
 .listing b { width: 58px; text-align: right; padding-right: 8px; font-weight: 700; border-right: 3px solid transparent; margin-right: 8px; }
 .listing .ran { background: color-mix(in srgb, #f0b429 13%, transparent); } .listing .ran b { border-right-color: #f0b429; }
 .listing .skipped { opacity: .72; } .listing .skipped b { font-weight: 400; }
-[data-stale="true"], .stElementContainer { opacity: 1 !important; transition: none !important; }
+.stElementContainer { opacity: 1 !important; transition: none !important; }
+[data-stale="true"] { opacity: .35 !important; transition: opacity .2s ease .7s !important; }
 </style>"""
 
 
