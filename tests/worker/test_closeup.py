@@ -17,6 +17,7 @@ from engine.trace.codec import encode_json
 from engine.trace.events import AttentionComputed, SlotsMapped
 from engine.trace.slot_arithmetic import slot_arithmetic
 from engine.trace.witness import slots_in
+from engine.worker import attention
 from engine.worker.closeup import kernel_closeup
 from engine.worker.closeup_part import shown_part
 from engine.worker.layer_capture import LayerCapture, LayerInputs
@@ -219,6 +220,28 @@ def test_programs_of_writes_name_every_token_with_its_slot(case: tuple[KernelClo
     assert [text.split(":")[0] for text in mapping.programs_of[:-1]] == [row.request_id for row in closeup.table]
     places = "place 9" if closeup.table[-1].tokens[1] == 9 else f"places {closeup.table[-1].tokens[1]} to 9"
     assert mapping.programs_of[-1] == ("nothing" if closeup.table[-1].tokens[1] == 10 else f"-1 at the unused {places}")
+
+
+@pytest.mark.parametrize(("model", "layer"), [("tiny", 0), ("tiny", 3), ("tiny-swa", 4)])
+def test_outputs_are_those_of_the_layer_in_the_run_itself(monkeypatch: pytest.MonkeyPatch, model: str, layer: int) -> None:
+    """What attention returns in the step is looked at while the run itself is there: one call for each layer, and in layer 0 one of the reference behind it."""
+    outputs: list[torch.Tensor] = []
+    attend = attention._attend
+
+    def looked_at(query: torch.Tensor, key_cache: torch.Tensor, *rest: Any) -> torch.Tensor:
+        output = attend(query, key_cache, *rest)
+        outputs.append(output.clone())
+        return output
+
+    run = session(model)
+    run.run_until(lambda frame: frame.step == 4 and frame.op == "schedule")
+    monkeypatch.setattr(attention, "_attend", looked_at)
+    run.run_until(lambda frame: frame.step == 4 and isinstance(frame.event, AttentionComputed))
+    monkeypatch.undo()
+    own = [outputs[0], *outputs[2:]]
+    closeup = kernel_closeup(run, computed(run, 4), layer, 4)
+    assert len(own) == closeup.num_layers
+    torch.testing.assert_close(torch.tensor(closeup.comparison.triton), own[layer][:, :, :8], atol=1e-4, rtol=1e-4)
 
 
 def test_interpreted_launches_are_those_that_the_run_was_seen_to_make() -> None:

@@ -134,6 +134,23 @@ def test_the_papers_prefixes_are_computed_in_step_0() -> None:
     assert [(row.request_id, row.first_position) for row in closeup.table] == [("P", 0)]
 
 
+def test_each_of_several_iterations_with_one_step_number_is_found() -> None:
+    """Two prefixes that do not fit into one iteration: both iterations are step 0. A plan leads to the pass after it, an update comes from the one before."""
+    encode = load_model("tiny").tokenizer.encode
+    prefixes = [PaperRequestSpec(name, tuple(encode(text)), is_prefix=True) for name, text in (("P", "Call me Ishmael."), ("Q", "It was the best of times"))]
+    request = PaperRequestSpec("A", tuple(encode("It was")), max_tokens=2)
+    config = PaperConfig(num_blocks=40, block_size=4, max_num_batched_tokens=7, max_num_seqs=7)
+    run = PaperSession(config, (*prefixes, request), vocabulary=str, model_name="tiny")
+    run.run_to_end()
+    whose = [event.request_ids for frame in run.trace.frames if frame.step == 0 and isinstance(event := frame.event, AttentionComputed)]
+    assert len(whose) == 2
+    assert whose[0] != whose[1]
+    plans = [frame.seq for frame in run.trace.frames if frame.step == 0 and frame.op == "schedule"]
+    passes = [frame.seq for frame in run.trace.frames if frame.step == 0 and isinstance(frame.event, AttentionComputed)]
+    last_plan_of_second = max(seq for seq in plans if passes[0] < seq < passes[1])
+    assert [[row.request_id for row in kernel_closeup(run, seq).table] for seq in (plans[0], passes[0], last_plan_of_second)] == [whose[0], whose[0], whose[1]]
+
+
 def test_a_long_context_of_one_request_is_split_over_programs() -> None:
     """Decoding alone behind 400 tokens: what the splits of a query block walk is together what one program would."""
     spec = RequestSpec("A", tuple(range(5, 405)), SamplingParams(max_tokens=2, forced_token_ids=(5, 6)))
