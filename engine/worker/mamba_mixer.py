@@ -1,7 +1,7 @@
 """Mamba layers over states in pool blocks: what transformers' mixer computes, with each request's state read from one block and written to another.
 
-Projections and norm run over the whole flat batch. The convolution and the recurrence are transformers' own functions: requests that compute one token and have
-a state go through one batched update, all others one by one through the scan over chunks.
+Projections and norm run over the whole flat batch. The recurrence is transformers' own functions: requests that compute one token and have a state go through
+one batched update, all others one by one through the scan over chunks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from transformers.models.bamba.modeling_bamba import (
     BambaMixer,
     causal_conv1d_fn,
-    causal_conv1d_update,
     mamba2_chunk_scan,
     mamba2_selective_state_update,
 )
@@ -146,13 +145,16 @@ class _Recurrence:
         self.conv_left: list[torch.Tensor] = []
 
     def update(self, metadata: StateMetadata) -> None:
-        """One token each, all at once; the states are changed in place, which are copies."""
+        """One token each, all at once. The SSM states are changed in place; they are copies."""
         m, count = self.module, len(metadata.updates)
         if not count:
             return
         ssm, conv, tokens = self.ssm[:count], self.conv[:count], metadata.update_tokens
-        convolved = causal_conv1d_update(self.inputs[tokens].unsqueeze(2), conv, self.weight, m.conv1d.bias, activation=m.activation).squeeze(2)
-        x, b, c = self._split(convolved)
+        window = torch.cat([conv, self.inputs[tokens].unsqueeze(2)], dim=2)
+        convolved = (window * self.weight).sum(2)  # for one token a grouped convolution costs six times as much
+        if m.conv1d.bias is not None:
+            convolved = convolved + m.conv1d.bias
+        x, b, c = self._split(m.act(convolved))
         heads = (m.num_heads, m.head_dim)
         scanned = mamba2_selective_state_update(
             ssm,
@@ -168,7 +170,7 @@ class _Recurrence:
         )
         self.output[tokens] = scanned.reshape(count, -1)
         self.ssm_left.append(ssm)
-        self.conv_left.append(conv)
+        self.conv_left.append(window[:, :, 1:])
 
     def scan(self, metadata: StateMetadata) -> None:
         """Many tokens, or a first one, request by request; from state to state where several are left behind."""
