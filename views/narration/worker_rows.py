@@ -126,8 +126,8 @@ _SAY: dict[str, Callable[[Words, RequestState, int, list[int], Sequence[int], Se
 def _tail(words: Words, row: WorkerRow, group_id: int, occupants: Sequence[str]) -> RowNote:
     ids = row.stale_block_ids[group_id]
     length = len(row.block_ids[group_id])
-    before = next((name for name in reversed(occupants) if name != row.request_id), None)
-    left = f", left by {before} when it sat in row {row.row}" if before else ", left by whoever sat there before"
+    before = [*dict.fromkeys(name for name in occupants if name != row.request_id)]
+    left = f", left by {before[0]} when it sat in row {row.row}" if len(before) == 1 else f", left by {listed(before) or 'others'}, which sat there before"
     named = [block_id for block_id in ids if block_id]
     parts = [
         f"Behind its {count(length, 'entry', 'entries')} the row still says {listed(named)}{left}: a row that is written anew is not cleared (R8.2).",

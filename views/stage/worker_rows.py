@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.trace.events import AttentionComputed, Event, RowUpdated, StateWritten, StepStarted
-from engine.trace.frame import Frame, TraceHeader
+from engine.trace.frame import Frame, TraceHeader, WorkerRow
 from views.narration.words import Words
 from views.narration.worker_rows import RowNote, reads_note, row_notes, state_note
 
@@ -22,6 +22,10 @@ class RowsOnStage:
         self._occupants: dict[int, list[str]] = {}
         self._reads: dict[tuple[str, int], tuple[list[int], list[int] | None, str]] = {}
         """Request and group -> blocks that this step read, the layers where a kernel said so (None: a state), and the sentence about a state."""
+        self._last_notes: list[int] = []
+        self._last_reads: list[int] = []
+        self._news = False
+        """Whether something was read since the last frame."""
         if self._is_v1:
             for frame in before:
                 self._follow(frame.event)
@@ -32,13 +36,22 @@ class RowsOnStage:
         if not self._is_v1:
             return {"row_notes": [], "row_reads": []}
         self._follow(frame.event)
+        if not self._reads and all(_says_the_same(row, frame) for row in frame.rows):
+            return {"row_notes": [], "row_reads": []}
         words = Words(self._header, frame, previous)
         notes = row_notes(words, self._occupants)
-        reads = [
+        numbers = [self._number(note) for note in notes]
+        if numbers != self._last_notes or self._news:
+            self._last_notes, self._news = numbers, False
+            self._last_reads = [self._number(read) for read in self._read(words, notes)]
+        return {"row_notes": numbers, "row_reads": self._last_reads}
+
+    def _read(self, words: Words, notes: list[RowNote]) -> list[tuple[Any, ...]]:
+        frame = words.frame
+        return [
             (request_id, group_id, tuple(ids), said or reads_note(words, request_id, ids, layers or [], _differing(notes, frame, request_id, group_id)))
             for (request_id, group_id), (ids, layers, said) in self._reads.items()
         ]
-        return {"row_notes": [self._number(note) for note in notes], "row_reads": [self._number(read) for read in reads]}
 
     def _number(self, note: tuple[Any, ...]) -> int:
         index = self._index.get(note)
@@ -49,19 +62,21 @@ class RowsOnStage:
 
     def _follow(self, event: Event) -> None:
         if isinstance(event, StepStarted):
-            self._reads = {}
+            self._reads, self._news = {}, True
         elif isinstance(event, RowUpdated) and event.request_id is not None:
             sat = self._occupants.setdefault(event.row, [])
             if not sat or sat[-1] != event.request_id:
                 sat.append(event.request_id)
         elif isinstance(event, StateWritten) and event.request_id is not None and event.num_layers:
             read = [event.source_block_id] if event.source_block_id is not None else []
+            self._news = True
             self._reads[event.request_id, event.group_id or 0] = (read, None, state_note(event.request_id, event.source_block_id, event.block_id))
         elif isinstance(event, AttentionComputed):
             self._watch(event)
 
     def _watch(self, event: AttentionComputed) -> None:
         """What the attention kernel told of itself, request by request."""
+        self._news = True
         for launch in event.witness or ():
             if launch.kernel != "paged_attention":
                 continue
@@ -73,6 +88,11 @@ class RowsOnStage:
                 known = self._reads.get((request_id, launch.group_id))
                 layers = [*(known[1] or [] if known else []), *launch.layers]
                 self._reads[request_id, launch.group_id] = ([*dict.fromkeys([*(known[0] if known else []), *block_ids])], layers, "")
+
+
+def _says_the_same(row: WorkerRow, frame: Frame) -> bool:
+    request = frame.request(row.request_id)
+    return not row.stale_block_ids and request is not None and request.block_ids == row.block_ids
 
 
 def _differing(notes: list[RowNote], frame: Frame, request_id: str, group_id: int) -> list[int]:

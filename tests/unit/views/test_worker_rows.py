@@ -109,7 +109,9 @@ def test_a21_what_stands_behind_the_end_of_a_row_is_told_with_who_left_it() -> N
     assert note.text.startswith("Behind its 3 entries the row still says 4, 5 and 6, left by A when it sat in row 0")
     assert "Blocks 4, 5 and 6 are free." in note.text
     (nameless,) = notes_at(trace, moved)
-    assert "left by whoever sat there before" in nameless.text
+    assert "left by others, which sat there before" in nameless.text
+    (several,) = notes_at(trace, moved, occupants={0: ["A", "X", "B"]})
+    assert "left by A and X, which sat there before" in several.text
     taken = next(f for f in frames_of(trace, "blocks_allocated") if f.event.request_id == "C")
     assert table(taken, "C") == [6, 5]
     assert "Block 4 is free; blocks 5 and 6 belong to C now." in next(note.text for note in notes_at(trace, taken) if note.kind == TAIL)
