@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import InvalidInput, PagewalkError
+from engine.models import list_models
 from engine.runner import parse_layers
 from engine.session_base import SessionBase
 from engine.trace.codec import load, save
@@ -23,7 +24,7 @@ from scenarios.figures.command_line import figure_schema, summary, value_lines
 from scenarios.figures.reading import check_values, compute
 from scenarios.figures.schema import FigureScene
 from scenarios.final_state import final_state, outputs
-from scenarios.loader import list_scenes, load_scene, scene_files
+from scenarios.loader import SceneInfo, list_scenes, load_scene
 from scenarios.other_model import for_model
 from scenarios.runner import load_vocabulary, open_session, place_notes
 from scenarios.runner import run as run_scenario
@@ -100,8 +101,17 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    codes = [_check_one(name) for name in arguments.ids or scene_files()]
+    names = arguments.ids or [info.id for info in list_scenes() if not _is_left_out(info)]
+    codes = [_check_one(name) for name in names]
     return next((code for code in (INVALID, RAISED, FAILED) if code in codes), OK)
+
+
+def _is_left_out(info: SceneInfo) -> bool:
+    """Whether the library is checked without this scene, because its model is not installed; says so."""
+    missing = next((model for model in list_models() if model.name == info.model and not model.installed), None)
+    if missing is not None:
+        print(f"{info.id}: not checked, because {missing.name} is not installed; `{missing.how_to_get}` fetches it")
+    return missing is not None
 
 
 def _check_one(name: str) -> int:

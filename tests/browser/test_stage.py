@@ -188,10 +188,23 @@ def test_without_motion_nothing_glides(new_page: NewPage, app_address: str) -> N
     assert moving.locator(".node").first.evaluate(duration) != "0s"
 
 
-@pytest.mark.parametrize("query", ["scene=figure-66", "scene=figure-6&model=gpt-17", "scene=figure-6&backend=abacus"])
-def test_an_address_that_leads_nowhere_says_so_and_the_gallery_leads_on(new_page: NewPage, app_address: str, query: str) -> None:
+@pytest.mark.parametrize("query", ["model=gpt-17", "model=/etc", "backend=abacus", "layers=99"])
+def test_what_a_scene_cannot_run_on_is_said_and_the_scene_goes_on_with_its_own_model(new_page: NewPage, app_address: str, query: str) -> None:
     page = new_page()
-    page.goto(f"{app_address}/?{query}")
+    page.goto(f"{app_address}/?scene=figure-6&{query}")
+    wait_for_all_frames(page)
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("The scene is shown on tiny, its own model.")
+    assert query.split("=")[0] not in page.url
+    box, choosers = alert.bounding_box(), page.locator(".st-key-choosers").bounding_box()
+    assert box is not None
+    assert choosers is not None
+    assert box["x"] + box["width"] <= choosers["x"], "the sentence runs under the choosers"
+
+
+def test_an_address_that_leads_nowhere_says_so_and_the_gallery_leads_on(new_page: NewPage, app_address: str) -> None:
+    page = new_page()
+    page.goto(f"{app_address}/?scene=figure-66")
     expect(page.get_by_role("alert")).to_contain_text("There is no")
     page.get_by_text("Figure 6: one request finds its blocks").click()
     wait_for_all_frames(page)

@@ -184,9 +184,15 @@ def test_check_of_several_reports_all_and_exits_with_the_gravest(good: str, caps
     assert main(["check", good, wrong]) == 1
 
 
-def test_check_runs_the_whole_library(capsys: Capture) -> None:
+def test_check_runs_the_whole_library_and_names_what_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("PAGEWALK_CACHE", str(tmp_path))
     assert main(["check"]) == 0
-    assert "figure-6: all " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "figure-6: all " in shown
+    command = "`python -m engine.models pull gemma3-270m`"
+    assert f"gemma-window: not checked, because gemma3-270m is not installed; {command} fetches it" in shown
+    assert main(["check", "gemma-window"]) == 2
+    assert command in capsys.readouterr().err
 
 
 def test_the_module_runs_as_a_command(tmp_path: Path) -> None:

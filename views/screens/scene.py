@@ -34,6 +34,8 @@ def scene(page: StreamlitPage, choice: state.Choice) -> None:
     run, choice, problem = state.open_chosen(choice)
     st.html(PAGE_STYLE)
     if problem:
+        for name in state.Choice._fields[1:]:  # what cannot be used goes, so that no link from here carries it on
+            st.query_params.pop(name, None)
         with st.container(key="problem"):
             st.error(sentence(problem), icon=":material/error:")
     _choosers(page, choice, choice.model or run.scenario.model)
