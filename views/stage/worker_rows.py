@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from engine.trace.events import AttentionComputed, Event, RowUpdated, StateWritten, StepStarted
@@ -14,7 +14,7 @@ from views.narration.worker_rows import RowNote, reads_note, row_notes, state_no
 class RowsOnStage:
     """Follows the frames of a run in order. `before`: the frames that were sent already. `distinct`: every note once; frames name them by index."""
 
-    def __init__(self, header: TraceHeader, before: Iterable[Frame]) -> None:
+    def __init__(self, header: TraceHeader, before: Sequence[Frame]) -> None:
         self._header = header
         self._is_v1 = header.config.get("engine") != "paper"
         self.distinct: list[list[Any]] = []
@@ -27,8 +27,19 @@ class RowsOnStage:
         self._news = False
         """Whether something was read since the last frame."""
         if self._is_v1:
-            for frame in before:
-                self._follow(frame.event)
+            self._catch_up(before)
+
+    def _catch_up(self, before: Sequence[Frame]) -> None:
+        """Who sat where needs all frames, and only where rows are not cleared; what was read needs those of the step that is under way."""
+        begin = len(before)
+        while begin > 0 and not isinstance(before[begin - 1].event, StepStarted):
+            begin -= 1
+        if self._header.config.get("clear_rows") is False:
+            for frame in before[:begin]:
+                if isinstance(frame.event, RowUpdated):
+                    self._follow(frame.event)
+        for frame in before[begin:]:
+            self._follow(frame.event)
 
     def at(self, frame: Frame, previous: Frame | None) -> dict[str, Any]:
         """`row_notes`: [request, group, first and last column, kind, sentence] of each difference. `row_reads`: [request, group, blocks, sentence] of what was
