@@ -41,7 +41,7 @@ def attention_tiles(itemsize: int, head_dim: int, group: int, decode: bool, hip:
     elif half:
         tiles = Tiles(max(64, next_power_of_2(group)), 64 if padded <= 128 else 32, 4 if padded <= 64 else 8, 3)
     else:
-        tiles = Tiles(max(32, next_power_of_2(group)), 32 if padded <= 128 else 16, 4 if padded <= 64 else 8, 3 if padded <= 64 else 2)
+        tiles = Tiles(max(32, next_power_of_2(group)), 32 if padded <= 128 else 16, 4 if padded <= 64 else 8, 2 if padded == 128 else 3)
     return tiles._replace(num_stages=2) if hip else tiles
 
 
