@@ -1,5 +1,5 @@
 """A whole model's steps on the GPU, on the compiled kernels: the tokens and logits of the CPU's reference, prefix hits, copies, chunks and a resumed request
-included; the same for a model whose layers have windows."""
+included; the same for models whose layers have windows or recurrent states."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_tokens_and_logits_are_those_of_the_reference() -> None:
         assert float((found.logits[place].cpu() - logits).abs().max()) <= TOLERANCE
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny-swa"])
+@pytest.mark.parametrize("model", ["tiny", "tiny-swa", "tiny-hybrid"])
 def test_a_session_says_the_same_on_the_gpu(model: str) -> None:
     """The scheduler included; without a wish for a backend, the GPU and the compiled kernels are taken."""
     assert choose_device(None) == "cuda"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -281,6 +282,19 @@ def test_outside_an_engine_the_redirected_model_says_what_to_do() -> None:
         made(input_ids=torch.tensor([[3, 4]]))
     reference = untouched_copy(made)
     assert bool(reference(input_ids=torch.tensor([[3, 4]])).logits.isfinite().all())
+
+
+def test_a_copy_of_a_redirected_model_runs_on_its_own_layers() -> None:
+    """As when a model goes to another device while a session still has it here."""
+    made = random_bamba(Size())
+    HybridEngine(made)
+    twin = copy.deepcopy(made)
+    with torch.no_grad():
+        for mixer in mamba_mixer.mixers_of(twin):
+            assert mixer.forward.args == (mixer,)
+            mixer.D.add_(1.0)
+    assert difference(play(HybridEngine(twin, budget=16))) <= TOLERANCE
+    assert difference(play(HybridEngine(made, budget=16))) <= TOLERANCE
 
 
 def test_groups_of_the_loaded_model_are_those_that_its_config_gives() -> None:
