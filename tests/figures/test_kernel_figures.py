@@ -127,7 +127,7 @@ def test_the_window_leaves_out_whole_tiles_and_part_of_the_first() -> None:
     assert walk.sees() == (11, 19)
     said = walk_words(walk)
     assert "The window of 8 leaves out tiles 0 to 1" in said
-    assert "reads 1 key there: column 2 of row 0, block 3, slots 15" in said
+    assert "reads 1 key there: column 2 of row 0, block 3, slot 15." in said
     assert "3 places before the window are masked" in said
 
 

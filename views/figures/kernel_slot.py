@@ -12,7 +12,7 @@ from views.figures.canvas import AMBER, GREY, Canvas, tint
 from views.figures.kernel_style import plural, span
 
 WIDTH, PIXELS = 640, 310
-LABELS, CELL = 190, 26
+LABELS, CELL = 226, 26
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ def softmax_progress(steps: list[SoftmaxStep], index: int, height: int = 196) ->
     labels = [str(step.tile) for step in steps]
     figure = go.Figure()
     for values, axis, name, colour, symbol in (
-        ([s.maximum for s in done], "", "largest score so far", BLUE, "circle"),
-        ([s.total if s.maximum is not None else None for s in done], "2", "sum of weights so far", GREEN, "square"),
+        ([s.maximum for s in done], "", "largest score", BLUE, "circle"),
+        ([s.total if s.maximum is not None else None for s in done], "2", "sum of weights", GREEN, "square"),
     ):
         x = [str(step.tile) for step in done]
         figure.add_scatter(

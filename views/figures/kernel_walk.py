@@ -16,7 +16,7 @@ PLACES = 128
 """So many places are drawn at most, unless one tile has more, those of the tile that is looked at among them; of the other tiles there is an overview."""
 LINE = 64
 LINE_HEIGHT = 100
-LABELS = 62
+LABELS = 76
 WIDEST = 24
 OVERVIEW = 26
 CLEAR = 6
@@ -129,16 +129,17 @@ def walk_words(walk: Walk) -> str:
         return f"Iteration {walk.index + 1} of {len(walk.lane.tiles)}: no key of this lane lies in this tile, so all its places are masked."
     blocks = list(dict.fromkeys(step.block_ids))
     columns = f"column {step.columns[0]}" if step.columns[1] - step.columns[0] == 1 else f"columns {span(*step.columns)}"
+    noun = "slot" if end - first == 1 else "slots"
     slots = listed([f"{a}" if b - a == 1 else f"{a}–{b - 1}" for a, b in step.slots], 6)
     said = [
         f"Tile {tile} has places {tile * walk.tile:,} to {(tile + 1) * walk.tile - 1:,}. The kernel reads {plural(end - first, 'key')} there: {columns} of row "
-        f"{walk.row.row}, {'block' if len(blocks) == 1 else 'blocks'} {listed([str(b) for b in blocks])}, slots {slots}."
+        f"{walk.row.row}, {'block' if len(blocks) == 1 else 'blocks'} {listed([str(b) for b in blocks])}, {noun} {slots}."
     ]
     behind, before = (tile + 1) * walk.tile - end, first - tile * walk.tile
     if behind and end == walk.end_key:
         said.append(f"{plural(behind, 'place')} behind the last key {'is' if behind == 1 else 'are'} masked: nothing is read there.")
     if before and walk.window:
-        said.append(f"{plural(before, 'place')} before the window {'is' if before == 1 else 'are'} masked, too.")
+        said.append(f"{plural(before, 'place')} before the window {'is' if before == 1 else 'are'} masked.")
     if left_out := walk.first_key // walk.tile:
         said.append(f"The window of {walk.window} leaves out {'tile' if left_out == 1 else 'tiles'} {span(0, left_out)}: the loop begins behind.")
     if walk.numbers[0] > left_out or walk.lane.tiles[-1].positions[1] < walk.end_key:

@@ -194,7 +194,7 @@ def _closeup(
     keys = choices.pick("keys", KEYS)
     with controls:
         names = _layer_names(header)
-        wide = 104 if not names else 172
+        wide = 104 if not names else 188
         st.selectbox(
             "Layer", range(num_layers), key=widget("layer"), format_func=lambda n: f"Layer {n}{names.get(n, '')}", label_visibility="collapsed", width=wide
         )
