@@ -184,13 +184,16 @@ def places(indices: Sequence[int]) -> str:
     """“logical block 3”, “logical blocks 0 to 4”: in ascending order, runs of neighbours joined."""
     if not indices:
         return "no logical block"
-    if len(indices) == 1:
-        return f"logical block {indices[0]}"
+    return f"logical block{'' if len(indices) == 1 else 's'} {ranges(sorted(indices))}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """“3”, “1 and 2”, “0 to 4, 7 and 9”: as they stand, runs of three and more neighbours joined."""
     items: list[str] = []
-    for run in _runs(sorted(indices)):
+    for run in _runs(numbers):
         first, _, last = run.partition(" to ")
         items += [first, last] if last and int(last) == int(first) + 1 else [run]
-    return f"logical blocks {listed(items)}"
+    return listed(items)
 
 
 def power_of_ten(value: float) -> str:

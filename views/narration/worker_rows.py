@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from engine.trace.events import StepScheduled
 from engine.trace.frame import Frame, RequestState, WorkerRow
-from views.narration.words import Words, capital, count, listed, physical
+from views.narration.words import Words, capital, count, listed, physical, ranges
 
 GIVEN_UP, NOT_TOLD, LEFT, CHANGED, TAIL = "given_up", "not_told", "left", "changed", "tail"
 """What a difference is: null in the table by now, not in the row yet, a row whose request runs no more, another block in the table, behind the row's end."""
@@ -92,7 +92,7 @@ def _differences(words: Words, request: RequestState, group_id: int, table: Sequ
 def _given_up(words: Words, request: RequestState, group_id: int, columns: list[int], table: Sequence[int], ids: Sequence[int]) -> str:
     old = [ids[c] for c in columns]
     parts = [
-        f"The manager gave {_places(columns)} up (null) and sends the worker nothing: the row still says {listed(old)} (R8.3).",
+        f"The manager gave {_places(columns)} up (null) and sends the worker nothing: the row still says {ranges(old)} (R8.3).",
         _whose(words, old, request.request_id, group_id),
         _harmless(words, request, group_id, columns),
     ]
@@ -112,7 +112,7 @@ def _left(words: Words, request: RequestState, group_id: int, columns: list[int]
 def _changed(words: Words, request: RequestState, group_id: int, columns: list[int], table: Sequence[int], ids: Sequence[int]) -> str:
     now = [table[c] if c < len(table) else None for c in columns]
     says = listed("nothing" if b is None else b for b in now)
-    return f"The manager's table says {says} in {_places(columns)}, the row {listed(ids[c] for c in columns)}."
+    return f"The manager's table says {says} in {_places(columns)}, the row {ranges([ids[c] for c in columns])}."
 
 
 _SAY: dict[str, Callable[[Words, RequestState, int, list[int], Sequence[int], Sequence[int]], str]] = {
@@ -130,7 +130,7 @@ def _tail(words: Words, row: WorkerRow, group_id: int, occupants: Sequence[str])
     left = f", left by {before[0]} when it sat in row {row.row}" if len(before) == 1 else f", left by {listed(before) or 'others'}, which sat there before"
     named = [block_id for block_id in ids if block_id]
     parts = [
-        f"Behind its {count(length, 'entry', 'entries')} the row still says {listed(named)}{left}: a row that is written anew is not cleared (R8.2).",
+        f"Behind its {count(length, 'entry', 'entries')} the row still says {ranges(named)}{left}: a row that is written anew is not cleared (R8.2).",
         _whose(words, named, row.request_id, group_id),
         "Slots are formed and keys are read only in columns within the length.",
     ]
@@ -138,11 +138,7 @@ def _tail(words: Words, row: WorkerRow, group_id: int, occupants: Sequence[str])
 
 
 def _places(columns: list[int]) -> str:
-    if len(columns) == 1:
-        return f"place {columns[0]}"
-    if len(columns) == 2:
-        return f"places {columns[0]} and {columns[1]}"
-    return f"places {columns[0]} to {columns[-1]}"
+    return f"place{'' if len(columns) == 1 else 's'} {ranges(columns)}"
 
 
 def _whose(words: Words, block_ids: Sequence[int], request_id: str, group_id: int) -> str:
@@ -164,7 +160,7 @@ def _whose(words: Words, block_ids: Sequence[int], request_id: str, group_id: in
     parts = []
     for state, ids in owners.items():
         verb = ("is" if len(ids) == 1 else "are") if state == "free" else ("belongs" if len(ids) == 1 else "belong")
-        parts.append(f"{physical(ids)} {verb} {state}{'' if state == 'free' else ' now'}")
+        parts.append(f"block{'' if len(ids) == 1 else 's'} {ranges(ids)} {verb} {state}{'' if state == 'free' else ' now'}")
     return f"{capital('; '.join(parts))}." if parts else ""
 
 

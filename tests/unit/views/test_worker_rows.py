@@ -106,8 +106,8 @@ def test_a21_what_stands_behind_the_end_of_a_row_is_told_with_who_left_it() -> N
     assert (row(moved, "B").block_ids, row(moved, "B").stale_block_ids) == (((7, 8, 9),), ((4, 5, 6),))
     (note,) = notes_at(trace, moved, occupants={0: ["A", "B"]})
     assert note[:5] == ("B", 0, 3, 5, TAIL)
-    assert note.text.startswith("Behind its 3 entries the row still says 4, 5 and 6, left by A when it sat in row 0")
-    assert "Blocks 4, 5 and 6 are free." in note.text
+    assert note.text.startswith("Behind its 3 entries the row still says 4 to 6, left by A when it sat in row 0")
+    assert "Blocks 4 to 6 are free." in note.text
     (nameless,) = notes_at(trace, moved)
     assert "left by others, which sat there before" in nameless.text
     (several,) = notes_at(trace, moved, occupants={0: ["A", "X", "B"]})
