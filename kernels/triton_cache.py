@@ -55,13 +55,18 @@ def slot_mapping_kernel(
             is_token = token < end_token[:, None]
             position = tl.load(positions_ptr + token, mask=is_token, other=0)
             virtual_block_size = BLOCK_SIZE * CP_WORLD_SIZE
-            offset = position % virtual_block_size
-            is_local = (offset // CP_INTERLEAVE) % CP_WORLD_SIZE == CP_RANK
-            local_offset = offset // (CP_INTERLEAVE * CP_WORLD_SIZE) * CP_INTERLEAVE + offset % CP_INTERLEAVE
-            column = position // virtual_block_size * (BLOCK_SIZE // KERNEL_BLOCK_SIZE) + local_offset // KERNEL_BLOCK_SIZE
-            has_slot = is_local & (column < width)  # past the row's end lies another request's row
-            block = tl.load(row_ptr[:, None] + column, mask=is_token & has_slot, other=0).to(tl.int64)
-            slot = tl.where(has_slot, block * KERNEL_BLOCK_SIZE + local_offset % KERNEL_BLOCK_SIZE, PAD_SLOT_ID)
+            local_offset = position % virtual_block_size
+            column = position // virtual_block_size
+            has_slot = is_token
+            if CP_WORLD_SIZE > 1:  # what would change nothing is left out: the interpreter takes as long for it
+                has_slot = has_slot & ((local_offset // CP_INTERLEAVE) % CP_WORLD_SIZE == CP_RANK)
+                local_offset = local_offset // (CP_INTERLEAVE * CP_WORLD_SIZE) * CP_INTERLEAVE + local_offset % CP_INTERLEAVE
+            if KERNEL_BLOCK_SIZE < BLOCK_SIZE:
+                column = column * (BLOCK_SIZE // KERNEL_BLOCK_SIZE) + local_offset // KERNEL_BLOCK_SIZE
+                local_offset = local_offset % KERNEL_BLOCK_SIZE
+            has_slot = has_slot & (column < width)  # past the row's end lies another request's row
+            block = tl.load(row_ptr[:, None] + column, mask=has_slot, other=0).to(tl.int64)
+            slot = tl.where(has_slot, block * KERNEL_BLOCK_SIZE + local_offset, PAD_SLOT_ID)
             tl.store(slot_mapping_ptr + token, slot, mask=is_token)
             if WITNESS:
                 account = witness_ptr + token.to(tl.int64) * 3

@@ -44,7 +44,7 @@ class PrefixKept(Event, frozen=True, kw_only=True, tag="prefix_kept"):
 class BlocksSwappedOut(Event, frozen=True, kw_only=True, tag="blocks_swapped_out"):
     """Swapping (section 4.5): the pages of the sequence group `request_id` are copied to CPU memory, `gpu_block_ids[i]` to `cpu_block_ids[i]`, each shared
     block once, and the GPU's blocks are free again: `prepended`, in this order, at the head of the free queue; `still_referenced` are held by others too
-    and stay."""
+    and stay. No kernel makes these copies, so there is no witness of them."""
 
     gpu_block_ids: list[int]
     cpu_block_ids: list[int]
