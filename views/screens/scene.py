@@ -88,7 +88,8 @@ def _model_chooser(model: str) -> None:
         _go(model=chosen)
     for info in state.models():
         if not info.installed and info.how_to_get:
-            st.caption(f"{info.name}: to install it, run `{info.how_to_get}`")
+            terms = f", which asks you to accept the [{info.licence}]({info.terms_address})" if info.terms_address else ""
+            st.caption(f"{info.name}: to install it, run `{info.how_to_get}`{terms}")
 
 
 def _backend_chooser(backend: str | None) -> None:
