@@ -20,6 +20,7 @@ from engine.worker.kernel_witness import LayerLaunch, report, report_mappings
 from engine.worker.kv_cache import KVCache
 from engine.worker.layer_capture import LayerCapture
 from engine.worker.mamba_mixer import STATE_BACKEND, StateMetadata, StateRequest
+from engine.worker.model_check import check_dtype, check_windows, memory_in_words
 from engine.worker.output_projection import last_token_logits
 from kernels import AttentionMetadata, Backend, MappingWitness, Witness
 
@@ -93,7 +94,10 @@ class BatchRunner:
             raise InvalidInput(f"The KV-cache groups name {len(groups)} layers, but the model has {num_layers}; name each layer once.")
         self._mamba_cache_modes = tuple(mamba_cache_modes) if mamba_cache_modes is not None else (None,) * len(block_sizes)
         state_groups = [group_id for group_id, mode in enumerate(self._mamba_cache_modes) if mode is not None]
-        shapes = layer_shapes(model, groups, sliding_windows if sliding_windows is not None else [None] * len(block_sizes), state_groups)
+        windows = sliding_windows if sliding_windows is not None else [None] * len(block_sizes)
+        check_dtype(model)
+        check_windows(model, groups, windows)
+        shapes = layer_shapes(model, groups, windows, state_groups)
         redirect_attention(model)
         self.model = model
         self.kernel_settings = kernel_settings
@@ -159,6 +163,7 @@ class BatchRunner:
                     query_start_loc=query_start_loc,
                     seq_lens=seq_lens,
                     slot_mapping=table.slot_mapping[:num_tokens],
+                    max_seq_len=max(part.position + part.num_tokens for part in parts),
                 )
                 for table in self.block_table.block_tables
             ],
@@ -213,7 +218,7 @@ class BatchRunner:
 
     def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor, query_start_loc: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Logits of each request's last scheduled token: float32 [num_reqs, vocab]."""
-        with torch.inference_mode():
+        with torch.inference_mode(), memory_in_words(len(input_ids), self._device):
             logits = last_token_logits(
                 self.model,
                 query_start_loc[1:].long() - 1,

@@ -21,7 +21,7 @@ def compiled_kernels(closeup: KernelCloseup, number_type: NumberType = "fp32") -
     number_type: of query, keys and values; Pagewalk's runs have fp32. Takes a second or two per kernel and target the first time; Triton keeps what it compiled
     on disk. Raises nothing: a kernel that cannot be compiled says why, in one sentence.
     """
-    shapes = [*_that_move(closeup), *_attention(closeup)] if importlib.util.find_spec("triton") else []
+    shapes = [*_that_move(closeup), *_attention(closeup, number_type)] if importlib.util.find_spec("triton") else []
     if not shapes:
         names = dict.fromkeys(launch.kernel for launch in closeup.gpu)
         return [
@@ -40,7 +40,7 @@ def _that_move(closeup: KernelCloseup) -> Iterator[LaunchShape]:
         yield LaunchShape(launch.kernel, launch.grid, launch.lanes, dict(launch.constants), launch.num_warps, launch.num_stages)
 
 
-def _attention(closeup: KernelCloseup) -> list[LaunchShape]:
+def _attention(closeup: KernelCloseup, number_type: NumberType) -> list[LaunchShape]:
     """The attention launches as a GPU's host code shapes them, taken down without running any."""
     import torch
 
@@ -51,8 +51,12 @@ def _attention(closeup: KernelCloseup) -> list[LaunchShape]:
         """Launch nothing."""
 
     last = closeup.table[-1].tokens[1]
-    query = torch.zeros(last, closeup.num_q_heads, closeup.head_dim)
-    cache = torch.zeros(1, closeup.block_size, closeup.num_kv_heads, closeup.head_dim)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[number_type]
+    query = torch.zeros(last, closeup.num_q_heads, closeup.head_dim, dtype=dtype)
+    cache = torch.zeros(1, closeup.block_size, closeup.num_kv_heads, closeup.head_dim, dtype=dtype)
+    seq_lens = [row.first_position + row.tokens[1] - row.tokens[0] for row in closeup.table]
+    derived = Derived()
+    derived.max_seq_len = max(seq_lens)
     with recorded_launches() as shapes:
         Launcher(run=nothing, interpreted=True, own_account=False, gpu_tiles=GpuTiles()).paged_attention(
             query,
@@ -60,11 +64,11 @@ def _attention(closeup: KernelCloseup) -> list[LaunchShape]:
             cache,
             torch.zeros(len(closeup.table), max(len(row.block_ids) for row in closeup.table), dtype=torch.int32),
             torch.tensor([0, *(row.tokens[1] for row in closeup.table)], dtype=torch.int32),
-            torch.tensor([row.first_position + row.tokens[1] - row.tokens[0] for row in closeup.table], dtype=torch.int32),
+            torch.tensor(seq_lens, dtype=torch.int32),
             scale=closeup.scale,
             sliding_window=closeup.sliding_window,
             out=torch.zeros_like(query),
-            derived=Derived(),
+            derived=derived,
         )
     return shapes
 

@@ -16,6 +16,7 @@ from engine.trace.witness import runs_of
 from engine.worker.kernel_lines import LinesRun, counted_lines
 from engine.worker.layer_capture import LayerInputs
 from kernels import (
+    AttentionMetadata,
     Backend,
     LaneProgress,
     LaunchShape,
@@ -193,6 +194,13 @@ def _span(what: str, numbers: Sequence[int]) -> str:
 
 def _attend(inputs: LayerInputs, done: Relaunch, batch: _Batch, backend: Backend) -> list[LaunchCloseup]:
     witness, progress = Witness(), Progress()
+    metadata = AttentionMetadata(
+        block_table=inputs.block_table,
+        query_start_loc=inputs.query_start_loc,
+        seq_lens=inputs.seq_lens,
+        slot_mapping=inputs.slot_mapping,
+        max_seq_len=int(inputs.seq_lens.max()),  # the host knows it, so a GPU's keys are not split for rows that nobody fills
+    )
 
     def attend() -> None:
         done.output = paged_attention(
@@ -204,6 +212,7 @@ def _attend(inputs: LayerInputs, done: Relaunch, batch: _Batch, backend: Backend
             inputs.seq_lens,
             scale=inputs.scale,
             sliding_window=inputs.sliding_window,
+            metadata=metadata,
             witness=witness,
             progress=progress,
             backend=backend,

@@ -152,9 +152,9 @@ def test_each_of_several_iterations_with_one_step_number_is_found() -> None:
 
 
 def test_a_long_context_of_one_request_is_split_over_programs() -> None:
-    """Decoding alone behind 400 tokens: what the splits of a query block walk is together what one program would."""
-    spec = RequestSpec("A", tuple(range(5, 405)), SamplingParams(max_tokens=2, forced_token_ids=(5, 6)))
-    run = Session(SessionConfig(num_blocks=40, block_size=16, max_num_batched_tokens=400), (spec,), vocabulary=str, model_name="tiny")
+    """Decoding alone behind 480 tokens: what the splits of a query block walk is together what one program would."""
+    spec = RequestSpec("A", tuple(5 + place % 300 for place in range(480)), SamplingParams(max_tokens=2, forced_token_ids=(5, 6)))
+    run = Session(SessionConfig(num_blocks=40, block_size=16, max_num_batched_tokens=480), (spec,), vocabulary=str, model_name="tiny")
     frame = run.run_until(lambda frame: frame.step == 2 and isinstance(frame.event, AttentionComputed))
     assert frame is not None
     closeup = kernel_closeup(run, frame.seq)
@@ -163,10 +163,13 @@ def test_a_long_context_of_one_request_is_split_over_programs() -> None:
     assert len(launch.attention) == math.prod(launch.grid)
     for kv_head in range(closeup.num_kv_heads):
         slots = [slot for lane in launch.attention if lane.kv_head == kv_head for step in lane.tiles for slot in slots_in(step.slots)]
-        assert slots == [block * 16 + place for block in closeup.table[0].block_ids for place in range(16)][:401]
+        assert slots == [block * 16 + place for block in closeup.table[0].block_ids for place in range(16)][:481]
     assert closeup.gpu[-1].kernel == "reduce_splits_kernel"
     assert closeup.gpu[-1].programs_of == [f"A: token 0, query head {head}, from {launch.grid[1]} splits" for head in range(8)]
     assert closeup.comparison.largest < 1e-4
+    compiled = compiled_kernels(closeup)
+    assert {kernel.kernel for kernel in compiled} == {launch.kernel for launch in closeup.gpu}
+    assert {kernel.error for kernel in compiled} == {None}
 
 
 def test_kernels_are_compiled_in_the_shape_of_a_gpu_whatever_tile_was_looked_at() -> None:
