@@ -20,6 +20,7 @@ from engine.worker.kernel_witness import LayerLaunch
 from engine.worker.kv_cache import KVCache, LayerShape, StateShape
 from engine.worker.layer_capture import LayerCapture
 from engine.worker.mamba_mixer import StateMetadata, mixers_of, redirect_mixers, state_shapes
+from engine.worker.model_check import check_layer_dtypes
 from kernels import AttentionMetadata, Backend, Witness, paged_attention, reshape_and_cache
 
 ATTENTION_NAME = "pagewalk_paged"
@@ -69,7 +70,7 @@ def paged_attention_forward(
     """transformers' attention signature. `query` [1, num_q_heads, num_tokens, head_dim], `key` and `value` [1, num_kv_heads, num_tokens, head_dim];
     returns [1, num_tokens, num_q_heads, head_dim]. Writes the layer's key and value caches. Where the layer's KV-cache group keeps blocks for
     a window, it is that window that counts (a session may give another than the model's own). Raises EngineError for what paged attention
-    cannot express (soft-capped scores, attention sinks, other shapes than the cache's) and when the model is called without a context."""
+    cannot express (soft-capped scores, attention sinks, other shapes or precisions than the cache's) and when the model is called without a context."""
     context = forward_context
     if context is None:
         raise EngineError("This model's attention reads a paged KV cache, so it runs only inside an engine; load a second copy to call it directly.")
@@ -82,6 +83,8 @@ def paged_attention_forward(
     window = _window(layer, sliding_window, shape.sliding_window)
     k, v, q = key[0].transpose(0, 1), value[0].transpose(0, 1), query[0].transpose(0, 1)
     key_cache, value_cache = cache.key_caches[layer], cache.value_caches[layer]
+    if not q.dtype == k.dtype == v.dtype == key_cache.dtype:
+        check_layer_dtypes(layer, module, key_cache.dtype, queries=q, keys=k, values=v)
     metadata = context.attention_metadata[shape.group_id]
     backend = context.layer_backends[layer]
     witness = Witness() if context.wants_witness and backend.name != _REFERENCE.name else None
@@ -168,7 +171,8 @@ def redirect_attention(model: PreTrainedModel) -> None:
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - supported)
     if unknown:
         raise EngineError(
-            f"{name} has layers of type {', '.join(unknown)}, which the worker cannot run; choose a model of attention layers, or with Bamba's Mamba2 layers."
+            f"{name} has layers of type {', '.join(unknown)}, which the worker cannot run; it runs {', '.join(sorted(_SUPPORTED_LAYER_TYPES))} "
+            "and Bamba's Mamba2 layers."
         )
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise EngineError(f"{name} caps its attention scores, which the paged attention kernel does not compute; choose another model.")

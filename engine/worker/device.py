@@ -8,6 +8,8 @@ import threading
 import torch
 from transformers import PreTrainedModel
 
+from engine.errors import InvalidInput
+
 _lock = threading.Lock()
 _copies: dict[tuple[int, str], PreTrainedModel] = {}
 
@@ -18,11 +20,17 @@ def choose_device(requested_backend: str | None) -> str:
 
 
 def model_on(model: PreTrainedModel, device: str) -> PreTrainedModel:
-    """`model` itself on the CPU, or its one copy per process on another device. The loaded model stays where it is, because other runs may use it there."""
+    """`model` itself on the CPU, or its one copy per process on another device. The loaded model stays where it is, because other runs may use it there.
+    Raises InvalidInput when the device has no memory for it."""
     if device == "cpu":
         return model
     with _lock:
         key = (id(model), device)
         if key not in _copies:
-            _copies[key] = copy.deepcopy(model).to(device)
+            try:
+                _copies[key] = copy.deepcopy(model).to(device)
+            except torch.OutOfMemoryError as error:
+                raise InvalidInput(
+                    f"{type(model).__name__} does not fit into the memory of the GPU; run it with the backend torch, or take a smaller model."
+                ) from error
         return _copies[key]

@@ -11,9 +11,10 @@ from engine.worker.kv_cache import KVCache
 
 
 class SwapSpace:
-    """Copies are torch's own (index_select and index_copy_), not a kernel's, so nothing watches them: what is checked is every byte, by tests, and at each
-    step which blocks the attention kernel reads after a swap. `num_cpu_blocks` pages per layer beside `kv_cache`, with ids of their own from 0 on; none at
-    all for 0.
+    """`num_cpu_blocks` pages per layer beside `kv_cache`, with ids of their own from 0 on; none at all for 0.
+
+    The copies are torch's own (index_select and index_copy_) and no kernel's, so no witness watches them; what the attention kernel reads after a swap is
+    watched like any other step.
 
     Raises InvalidInput when the memory cannot be had. vLLM's first release: CacheEngine.cpu_cache, swap_out, swap_in.
     """
