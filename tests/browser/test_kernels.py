@@ -114,8 +114,12 @@ def test_every_part_fits_and_is_written_large_enough(app_address: str, new_page:
                 assert box["y"] + box["height"] <= height
 
 
-def test_from_the_screen_back_to_the_scene_at_the_same_frame(app_address: str, new_page: Callable[..., Page], mixed: Frame) -> None:
+def test_from_the_scene_to_its_kernels_and_back_to_the_same_frame(app_address: str, new_page: Callable[..., Page], mixed: Frame) -> None:
     page = new_page()
-    open_part(page, app_address, f"scene={SCENE}&step={mixed.seq}")
+    page.goto(f"{app_address}/?scene={SCENE}&step={mixed.seq}")
+    expect(page.locator(".counter")).to_contain_text(f"step {mixed.step} · {mixed.seq} /", timeout=TIMEOUT)
+    page.get_by_role("link", name="Kernels", exact=True).click()
+    expect(page.get_by_role("heading", name=f"Kernels of engine step {mixed.step} ")).to_be_visible(timeout=TIMEOUT)
+    expect(page.get_by_text("Launch grid")).to_be_visible(timeout=TIMEOUT)
     page.get_by_role("link", name="Back to the scene").click()
     expect(page.locator(".counter")).to_contain_text(f"step {mixed.step} · {mixed.seq} /", timeout=TIMEOUT)
