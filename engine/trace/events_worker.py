@@ -57,7 +57,8 @@ class StateWritten(Event, frozen=True, kw_only=True, tag="state_written"):
     """The recurrent state after the first `num_tokens` tokens of the request now lies in `block_id`, over whatever state was there.
 
     It was computed from the state after `num_source_tokens` tokens, read from `source_block_id` (None: from nothing, at the start of the request), over the
-    tokens between the two, in `num_layers` layers (0, with `backend` “none”: only the books were kept)."""
+    tokens between the two, in `num_layers` layers (0, with `backend` “none”: only the books were kept). Of several states that one step leaves behind, each
+    grows out of the one before, which the step itself has just left there (R3.42)."""
 
     block_id: int
     num_tokens: int
