@@ -1,6 +1,6 @@
 // The manager's tables and the worker's rows, column above column. Differences bear a sign and a sentence; the sentences are the narration's.
 const ROW_LABEL = 54; // width of the words before a line of columns
-const ROW_CELL = 30;
+const ROW_CELLS = [27, 30]; // width of a column where the panel is narrow, and where it is not
 const LONGEST_RUN = 7; // more neighbouring columns of one kind are cut in the middle
 const ROW_SIGNS = { given_up: "≠", changed: "≠", left: "≠", not_told: "+", tail: "┃" };
 const ROW_SIGN_WORDS = { given_up: "the manager gave this place up", changed: "the manager has another block here", left: "the request runs no more", not_told: "the worker has not been told yet", tail: "behind the row's end" };
@@ -45,7 +45,8 @@ class WorkerRowsPanel {
     const box = html(parent, "section", { class: "rows-group", "data-group": groupId });
     if (recording.hasGroups) html(box, "h3", { title: recording.groups[groupId].title }, row && !notes.length ? `${recording.groups[groupId].label}: the same in both` : recording.groups[groupId].label);
     const shown = cutRuns(columns);
-    const perLine = Math.max(Math.floor((width - ROW_LABEL - 4) / ROW_CELL), 3);
+    this.cell = ROW_CELLS[width < 310 ? 0 : 1];
+    const perLine = Math.max(Math.floor((width - ROW_LABEL - 4) / this.cell), 3);
     for (let from = 0; from < shown.length; from += perLine) this.drawLines(box, recording, frame, request, row, shown.slice(from, from + perLine), groupId);
     if (!columns.length) html(box, "p", { class: "muted" }, "nothing in either");
     for (const [, , first, last, kind, text] of notes) {
@@ -62,7 +63,7 @@ class WorkerRowsPanel {
   // Three or four lines of cells: the column's number, the manager's table, the worker's row, and what the kernel read.
   drawLines(box, recording, frame, request, row, columns, groupId) {
     const grid = html(box, "div", { class: "rows-grid", role: "table", "aria-label": `The manager's table and the worker's row of ${request.request_id}` });
-    grid.style.gridTemplateColumns = `${ROW_LABEL}px repeat(${columns.length}, ${ROW_CELL - 2}px)`;
+    grid.style.gridTemplateColumns = `${ROW_LABEL}px repeat(${columns.length}, ${this.cell - 2}px)`;
     const line = (name, words) => {
       const element = html(grid, "div", { class: `rows-line ${name}`, role: "row" });
       html(element, "span", { class: "rows-label", role: "rowheader" }, words);
