@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from engine.errors import InvalidInput
 from engine.trace.events import AttentionComputed, SlotsMapped
 from engine.trace.frame import Frame
 from scenarios import open_session
@@ -203,6 +204,30 @@ def test_a_layer_without_attention_is_named_and_one_click_leads_to_one_that_has_
     assert not app.exception
     assert not app.error
     assert "Launch grid" in shown(app)
+
+
+def test_where_triton_cannot_interpret_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise InvalidInput("the kernels cannot be watched on this machine: Triton is not installed")
+
+    monkeypatch.setattr("views.state.closeup_at", refuse)
+    app = open_kernels(scene="figure-6-v1", keys="64", layer="3")  # a close-up that no other test asks for
+    assert [error.value.replace("\\", "") for error in app.error] == ["The kernels cannot be watched on this machine: Triton is not installed."]
+    assert not charts(app)
+    app.button(key="kernels-any-layer").click().run()
+    assert not app.exception
+    assert len(app.error) == 1
+
+
+def test_a_long_batch_is_shown_in_part_and_any_place_can_be_named() -> None:
+    app = open_kernels(scene="figure-10", part="Slots", token="30")
+    assert "37 tokens of 1 request" in shown(app)
+    assert "Shown are places" in shown(app)
+    assert "slot_mapping[30] =" in shown(app)
+    app.number_input(key="kernels-token-number").set_value(2).run()
+    assert not app.exception
+    assert "slot_mapping[2] =" in shown(app)
+    assert address_of(app)["token"] == "2"
 
 
 def test_the_paper_s_engine_has_kernels_to_look_at_too() -> None:

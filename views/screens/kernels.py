@@ -210,7 +210,8 @@ def _closeup(
             return state.closeup(choice, computed.frame, layer, keys or None), tiles == GPU
     except PagewalkError as error:
         status.error(sentence(str(error)), icon=":material/error:")
-        st.button("Show the first layer with attention", key="kernels-any-layer", on_click=_any_layer, args=(choice, computed.frame))
+        if not choices.is_default("layer"):
+            st.button("Show the first layer with attention", key="kernels-any-layer", on_click=_any_layer, args=(choice, computed.frame))
         return None
 
 

@@ -19,6 +19,11 @@ GRID_HEIGHT = 330
 SOFTMAX_HEIGHT = 226
 PLAYING = "kernels-playing"
 SECONDS_PER_TILE = 1.2
+NOTHING_ON_GPU = (
+    "This program has no queries and does nothing. Whoever launches the kernel does not wait for the GPU to learn how long the requests are, "
+    "so there are as many programs as a batch of this size may need at most."
+)
+NOTHING_HERE = "This lane has no queries and does nothing: the number of lanes is rounded up to a power of two."
 WORDS = {
     "Grid": "all programs of one launch. A GPU runs as many at a time as it has room for.",
     "Program": "one run of the kernel's code, on its own share of the work; it cannot see the others.",
@@ -88,7 +93,7 @@ def _choose_lane(program: int, lane: int) -> None:
 def _row_and_softmax(view: View, launch: LaunchCloseup, lane: LaneCloseup) -> None:
     """The loop of the chosen lane, by itself while it plays."""
     if not lane.tiles or lane.row is None:
-        st.info("This lane has no queries: a launch has as many lanes as fill its programs, and those left over do nothing.")
+        st.info(NOTHING_ON_GPU if view.as_gpu else NOTHING_HERE)
         return
     playing = state.kept(PLAYING, False)
     st.fragment(_loop, run_every=SECONDS_PER_TILE if playing else None)(view, launch, lane, playing)

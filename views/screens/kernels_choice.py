@@ -59,6 +59,10 @@ class Choices:
             self._written[name] = str(value)
         return value  # type: ignore[no-any-return]
 
+    def is_default(self, name: str) -> bool:
+        """Whether what was picked for `name` is what nobody had to choose."""
+        return name not in self._written
+
     def set(self, name: str, value: object) -> None:
         """Choose, before the widget is made in this run, or from a callback."""
         self._values[name] = value

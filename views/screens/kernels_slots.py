@@ -16,7 +16,7 @@ from views.screens.kernels_choice import choose, widget
 from views.screens.kernels_look import calculation, escaped
 from views.screens.kernels_view import View
 
-MOST_PILLS = 40
+MOST_PILLS = 24
 RANKS = (1, 2, 4, 8)
 WHERE_MINUS_ONE = """**Where −1 comes from.** The slot mapping has a place for every token that a batch may have. Behind the batch's last token the last \
 program writes −1; so does every program for a token that another rank keeps, and for one behind the end of its row. The KV write kernel stores nothing \
@@ -45,13 +45,19 @@ def _tokens(view: View) -> int:
     chosen = view.choices.pick("token", range(len(tokens)))
     first = 0 if len(tokens) <= MOST_PILLS else min(max(0, chosen - MOST_PILLS // 2), len(tokens) - MOST_PILLS)
     shown = range(first, min(len(tokens), first + MOST_PILLS))
-    some = "" if len(shown) == len(tokens) else f" Shown are {len(shown)} of {len(tokens)}."
-    st.markdown(f"**The batch**, {plural(len(tokens), 'token')} of {plural(len(view.closeup.table), 'request')}: click one.{some}")
+    title = f"**The batch**, {plural(len(tokens), 'token')} of {plural(len(view.closeup.table), 'request')}: click one."
+    if len(shown) == len(tokens):
+        st.markdown(title)
+    else:
+        state.keep("kernels-token-number", chosen)
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.markdown(f"{title} Shown are places {shown.start} to {shown.stop - 1} of the batch; to another place:", width="content")
+            st.number_input("Place in the batch", 0, len(tokens) - 1, key="kernels-token-number", on_change=_numbered, label_visibility="collapsed", width=130)
     with st.container(key="kernels-tokens"):
-        st.pills("Token", shown, key=widget("token"), format_func=lambda i: f"**{tokens[i].name}** {escaped(tokens[i].text)}", required=True,
-                 label_visibility="collapsed")  # fmt: skip
-    if len(shown) < len(tokens):
-        st.number_input("Place in the batch", 0, len(tokens) - 1, key="kernels-token-number", on_change=_numbered)
+        st.pills(
+            "Token", shown, key=widget("token"), format_func=lambda i: f"**{tokens[i].name}** {escaped(tokens[i].text)}", required=True,
+            label_visibility="collapsed",
+        )  # fmt: skip
     return chosen
 
 
