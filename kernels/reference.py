@@ -1,7 +1,7 @@
 """The plain torch reference: it defines what each operation means, and it is the default on a CPU.
 
-Attention is computed request by request, and a request reads no slot but its own. Several short decodes take a shortcut (`kernels.reference_decodes`), which a
-test holds against this file's way.
+Attention is computed request by request, and a request reads no slot but its own. Decodes that are alone or short take a shortcut
+(`kernels.reference_decodes`), which a test holds against this file's way.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     block_size = key_cache.shape[1]
     all_written, token, block, offset = derived.once(("torch written", block_size), lambda: _written(slot_mapping, block_size))
     if all_written and key.shape[0] == value.shape[0] == slot_mapping.shape[0] and key_cache.is_contiguous():
-        key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
-        value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+        slots = (-1, *key_cache.shape[2:])
+        key_cache.view(slots).index_copy_(0, slot_mapping, key)
+        value_cache.view(slots).index_copy_(0, slot_mapping, value)
     else:
         key_cache[block, offset] = key[token]
         value_cache[block, offset] = value[token]
@@ -90,8 +91,8 @@ def paged_attention(
     block_size, num_kv_heads, head_dim = key_cache.shape[1:]
     compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     decodes, requests = derived.once(
-        ("torch requests", block_size, sliding_window, num_kv_heads * head_dim),
-        lambda: _joined(_requests(block_table, query_start_loc, seq_lens, block_size, sliding_window), num_kv_heads * head_dim),
+        ("torch requests", block_size, sliding_window, num_kv_heads * head_dim, query.shape[0]),
+        lambda: _joined(_requests(block_table, query_start_loc, seq_lens, block_size, sliding_window), num_kv_heads * head_dim, query.shape[0]),
     )
     if decodes is not None:
         reference_decodes.attend(decodes, query, key_cache, value_cache, scale=scale, out=out)
@@ -135,13 +136,13 @@ def _requests(block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, bl
     return requests
 
 
-def _joined(requests: list[_Request], numbers_per_token: int) -> tuple[Decodes | None, list[_Request]]:
+def _joined(requests: list[_Request], numbers_per_token: int, num_tokens: int) -> tuple[Decodes | None, list[_Request]]:
     """The requests of a single query that are worth gathering at once, and the others."""
     single = [request for request in requests if request.visible is None]
     longest = max((len(request.slots) for request in single), default=0)
-    if len(single) < 2 or len(single) * longest * numbers_per_token > reference_decodes.MAX_ELEMENTS:
+    if not single or (len(single) > 1 and len(single) * longest * numbers_per_token > reference_decodes.MAX_ELEMENTS):
         return None, requests
-    decodes = reference_decodes.join([request.start for request in single], [request.slots for request in single])
+    decodes = reference_decodes.join([request.start for request in single], [request.slots for request in single], is_all=len(single) == num_tokens)
     return decodes, [request for request in requests if request.visible is not None]
 
 

@@ -32,7 +32,7 @@ def test_against_dense_and_one_by_one(batch_of, dense, joined, monkeypatch, num_
     out = attend(batch, sliding_window)
     assert joined == [3]
     torch.testing.assert_close(out.double(), dense(batch, 0.3, sliding_window), atol=2e-6, rtol=1e-5)
-    monkeypatch.setattr(reference_decodes, "MAX_ELEMENTS", 0)
+    monkeypatch.setattr(reference, "_joined", lambda requests, *_: (None, requests))
     torch.testing.assert_close(attend(batch, sliding_window), out, atol=2e-6, rtol=1e-5)
     assert joined == [3]
 
@@ -42,6 +42,13 @@ def test_other_precisions(batch_of, dense, joined, dtype, tolerance):
     batch = batch_of([1, 1], [12, 7], dtype=dtype)
     torch.testing.assert_close(attend(batch).double(), dense(batch, 0.3), atol=tolerance, rtol=tolerance)
     assert joined == [2]
+
+
+@pytest.mark.parametrize(("query_lens", "seq_lens", "expected"), [([1], [30], 1), ([1, 1, 1], [7, 30, 30], 3), ([4, 1], [4, 9], 1)])
+def test_alone_or_the_whole_batch(batch_of, dense, joined, query_lens, seq_lens, expected):
+    batch = batch_of(query_lens, seq_lens)
+    torch.testing.assert_close(attend(batch).double(), dense(batch, 0.3), atol=2e-6, rtol=1e-5)
+    assert joined == [expected]
 
 
 def test_long_requests_go_one_by_one(batch_of, joined):
