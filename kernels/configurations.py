@@ -31,17 +31,18 @@ def attention_tiles(itemsize: int, head_dim: int, group: int, decode: bool, hip:
     Decoding moves 16 KiB of keys an iteration. In half precision its rows are padded to the 16 that a tensor core's matrix has, which costs nothing while
     memory is what it waits for; float32 runs without tensor cores, so there rows are not padded.
     Five stages: keys and values are addressed through the block table, whose entries are fetched ahead as well, and two tiles of each are kept.
+    Where the assembler would rather spill a few bytes than take another register, float32 has other numbers of warps and stages.
     """
     padded = max(32, next_power_of_2(head_dim))
     half = itemsize <= 2
     if decode:
         keys = max(16, min(128 if half and not hip else 64, (8192 if half else 4096) // padded))
         rows = max(16 if half else 1, next_power_of_2(group))
-        tiles = Tiles(rows, keys, 4 if rows < 64 else 8, 5 if half else 3)
+        tiles = Tiles(rows, keys, 4 if rows < 64 else 8, 5 if half or padded > 128 else 3)
     elif half:
         tiles = Tiles(max(64, next_power_of_2(group)), 64 if padded <= 128 else 32, 4 if padded <= 64 else 8, 3)
     else:
-        tiles = Tiles(max(32, next_power_of_2(group)), 32 if padded <= 128 else 16, 4 if padded <= 64 else 8, 2 if padded == 128 else 3)
+        tiles = Tiles(max(32, next_power_of_2(group)), 32 if padded <= 128 else 16, 4 if padded <= 128 else 8, 3)
     return tiles._replace(num_stages=2) if hip else tiles
 
 

@@ -191,7 +191,8 @@ def paged_attention(
 def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_pairs: Tensor, *, witness: Witness | None = None, backend: Backend | str) -> None:
     """Copy physical blocks within every layer's caches; only the destinations change.
 
-    Caches: one [num_blocks, ...] tensor per layer; block_pairs: int64 [n, 2], rows (source, destination). All sources are read before any
+    Caches: one [num_blocks, ...] tensor per layer; block_pairs: int64 [n, 2], rows (source, destination), on the caches' device or on the CPU, where a GPU's
+    host can see that no page is both read and written, which saves the way through a buffer. All sources are read before any
     destination is written, so chains (1 -> 2, 2 -> 3) and swaps copy the old contents. No destination may appear twice. `witness` is told of one launch per
     layer.
     Raises ValueError for a wrong shape or dtype. Source: R6.7; vLLM: copy_blocks; here: hazards between pairs are allowed, as in V1's worker.

@@ -163,7 +163,7 @@ class KVCache:
     ) -> None:
         """Copy whole pages (source, destination) in `layers`, no two of which may share memory, None for all memory; all sources are read before any
         destination is written (R6.7): a second copy of the same memory could read what the first has written. `witness` is told of one launch per layer."""
-        pairs = torch.tensor(list(block_pairs), dtype=torch.int64, device=self.key_caches[0].device)
+        pairs = torch.tensor(list(block_pairs), dtype=torch.int64)  # on the host, where the kernels' launcher may look for hazards without waiting
         wanted = self.one_layer_of if layers is None else layers
         copy_blocks([self.key_caches[i] for i in wanted], [self.value_caches[i] for i in wanted], pairs, witness=witness, backend=backend)
 

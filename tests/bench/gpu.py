@@ -35,13 +35,14 @@ from tests.bench.gpu_timing import Budget, EventTimer, Timer
 GOAL = 0.80
 LONG_CONTEXT = 8192
 SECONDS = 420.0
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 NO_GPU = "This measures the compiled kernels, which need a CUDA device, and torch finds none here; run it on a machine with an NVIDIA GPU."
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. `error`: largest difference from float64 (0 where bits must agree); `milliseconds` of one launch (or the launches of one operation),
+    """A line of the table. `error`: largest difference from float64, relative to the largest number (0 where bits must agree); `milliseconds` of one launch
+    (or the launches of one operation),
     `bandwidth` in GB/s, `share` of the copy's bandwidth; `sdpa`, `gathered_sdpa`: milliseconds of torch's attention on gathered keys, alone and with gathering;
     `verdict`: of the check, and of the goal."""
 

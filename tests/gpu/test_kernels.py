@@ -12,7 +12,8 @@ from kernels.launch import Launcher
 from kernels.metadata import Derived
 from tests.ragged import Batch, dense_attention, make_batch
 
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+"""Relative to the largest number of the result: over long contexts random values average to nearly nothing."""
 HEADS = [(9, 3, 64), (4, 1, 256), (8, 2, 128), (8, 8, 128), (8, 1, 80), (4, 4, 32), (4, 2, 8), (6, 2, 24), (64, 2, 64)]
 """Query heads, KV heads, head size: SmolLM2's, Gemma's, Llama's group, no group, sizes that are no power of two or below a tensor core's, a group of 32."""
 BATCHES = {
@@ -25,6 +26,11 @@ BATCHES = {
 
 def on_gpu(batch: Batch) -> list[torch.Tensor]:
     return [tensor.cuda() for tensor in batch.arguments]
+
+
+def close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    difference = (result.double() - expected).abs().max()
+    assert float(difference) <= TOLERANCES[result.dtype] * float(expected.abs().max())
 
 
 def launched_in_splits(splits: int) -> Launcher:
@@ -43,7 +49,7 @@ def test_paged_attention_against_the_reference(name, num_q_heads, num_kv_heads, 
         kernels.paged_attention(*arguments, scale=head_dim**-0.5, sliding_window=sliding_window, backend=backend)
         for backend in ("torch", kernels.choose_backend(device="cuda"))
     ]
-    torch.testing.assert_close(results[1], results[0], atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    close(results[1], results[0].double())
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -53,7 +59,7 @@ def test_paged_attention_against_the_reference(name, num_q_heads, num_kv_heads, 
 def test_paged_attention_against_float64(query_lens, seq_lens, sliding_window, block_size, dtype):
     batch = make_batch(query_lens, seq_lens, num_q_heads=6, num_kv_heads=2, head_dim=64, block_size=block_size, dtype=dtype)
     out = kernels.paged_attention(*on_gpu(batch), scale=0.125, sliding_window=sliding_window, backend="triton")
-    torch.testing.assert_close(out.double().cpu(), dense_attention(batch, 0.125, sliding_window), atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    close(out.cpu(), dense_attention(batch, 0.125, sliding_window))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -65,8 +71,7 @@ def test_split_keys(head_dim, sliding_window, splits, dtype):
     batch = make_batch([1, 1, 0, 1, 1], [900, 3, 8, 64, 1], num_q_heads=6, num_kv_heads=2, head_dim=head_dim, block_size=16, dtype=dtype, padding_tokens=1)
     out = torch.full_like(batch.query, 7.0).cuda()
     launched_in_splits(splits).paged_attention(*on_gpu(batch), scale=head_dim**-0.5, sliding_window=sliding_window, out=out, derived=Derived())
-    expected = dense_attention(batch, head_dim**-0.5, sliding_window)[:4]
-    torch.testing.assert_close(out[:4].double().cpu(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    close(out[:4].cpu(), dense_attention(batch, head_dim**-0.5, sliding_window)[:4])
     assert (out[4:] == 7.0).all()
 
 
@@ -76,7 +81,7 @@ def test_a_long_request_is_split_without_being_asked():
         out = kernels.paged_attention(*on_gpu(batch), scale=128**-0.5, backend="triton")
     assert [launch.kernel for launch in launches] == ["paged_attention_kernel", "reduce_splits_kernel"]
     assert launches[0].grid[1] > 4
-    torch.testing.assert_close(out.double().cpu(), dense_attention(batch, 128**-0.5), atol=2e-2, rtol=2e-2)
+    close(out.cpu(), dense_attention(batch, 128**-0.5))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
