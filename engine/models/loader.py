@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import InvalidInput
+from engine.libraries import load_libraries
 from engine.models.catalog import resolve
 from engine.models.tokenizer import Tokenizer, read_json, tokenizer_of_folder
 
@@ -92,6 +93,7 @@ def fingerprint_of(folder: Path) -> str:
 
 
 def _load(name: str, folder: Path) -> LoadedModel:
+    load_libraries()
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
