@@ -124,8 +124,8 @@ def build_tiny_hybrid(vocab_size: int, eos_token_id: int) -> PreTrainedModel:
 
 
 def make_states_matter(model: PreTrainedModel) -> None:
-    """Weights to begin with under which a Mamba layer says what its state says. With those of the architecture a state is a thousandth of what goes past it and
-    lets go of a word within the next two; in a few hundred steps nothing ever comes to depend on it.
+    """Weights to begin with under which a Mamba layer says what its state says. With those of the architecture a state is not a ten-thousandth of what goes
+    past it and lets go of a word within the next two; in a few hundred steps nothing ever comes to depend on it.
 
     Time steps from 0.05 to 1 keep half of a state for 14 tokens in the first head and for less than one in the last. What is written into a state and read out
     of it is scaled up, and nothing goes past it. All of this is trained like any other weight."""
