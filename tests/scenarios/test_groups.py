@@ -338,3 +338,15 @@ def test_a_model_refuses_groups_in_one_sentence() -> None:
         InvalidInput, match=r"^the KV-cache groups of tiny come from its layers; leave kv_cache_groups and ranks out, or set the model to “none”$"
     ):
         open_session(scenario_from_data(scenario_data()), model="tiny")
+
+
+def test_the_papers_scenes_are_not_run_on_a_model_with_states() -> None:
+    with pytest.raises(InvalidInput, match=r"^tiny-hybrid has layers with a recurrent state, which the paper's engine does not know; take tiny, or a scene of"):
+        run("figure-6", model="tiny-hybrid")
+
+
+def test_scenes_of_one_group_hold_their_requests_on_a_model_with_states() -> None:
+    """Other groups fill other blocks, so that nothing of the scene is claimed; but it runs to its end."""
+    result = run("same-prompt-twice", model="tiny-hybrid", interpreted_layers=())
+    assert (result.error, result.failures) == (None, [])
+    assert {request.status for request in result.trace.frames[-1].requests} <= {"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"}
