@@ -95,7 +95,9 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="the KV-cache groups of tiny-swa come from its layers"):
         session("tiny-swa", kv_cache_groups=kv_cache_groups_of("tiny-swa", 4))
     mamba = folder_with(tmp_path / "m", layer_types=["mamba", "full_attention"])
-    with pytest.raises(InvalidInput, match=r"has layers of the type mamba, which Pagewalk cannot run; bring a model of attention layers only, or a Bamba model$"):
+    with pytest.raises(
+        InvalidInput, match=r"has layers of the type mamba, which Pagewalk cannot run; bring a model of attention layers only, or a Bamba model$"
+    ):
         session(mamba)
     nameless = folder_with(tmp_path / "n", layer_types=["sliding_attention"])
     with pytest.raises(InvalidInput, match=r"has sliding-window layers, but its config.json says no sliding_window; get its files again$"):

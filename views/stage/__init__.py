@@ -13,17 +13,20 @@ SCRIPTS = (
 )  # fmt: skip
 """In the order in which they are joined to one module. They share one scope and import nothing, so that a saved page can carry them as they are."""
 
+STYLES = ("stage.css", "pool.css", "requests.css", "worker_rows.css", "beams.css", "events.css", "below.css", "narrow.css")
+"""In the order in which they are joined to one style sheet: where two rules weigh the same, the later one wins."""
+
 _FOLDER = Path(__file__).parent
 
 
 def script() -> str:
     """The stage's drawing code: defines ``mountStage(element, hooks)``, exports nothing."""
-    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return _joined(SCRIPTS)
 
 
 def style() -> str:
     """The stage's style sheet; follows `data-theme` on the stage's element."""
-    return (_FOLDER / "stage.css").read_text(encoding="utf-8")
+    return _joined(STYLES)
 
 
 def make_stage() -> Callable[..., Any]:
@@ -38,3 +41,7 @@ def make_stage() -> Callable[..., Any]:
         "pagewalk_stage", html='<div class="stage-root"></div>', css=style(), js=f"{script()}\n{component}"
     )
     return renderer
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
