@@ -49,7 +49,7 @@ def test_a_trace_from_another_version(trace_file: Path, capsys: pytest.CaptureFi
     data = json.loads(trace_file.read_bytes())
     trace_file.write_text(json.dumps({**data, "version": 7}), encoding="utf-8")
     assert main(["show", str(trace_file)]) == 2
-    assert "t.json is a trace of version 7, but this Pagewalk reads version 3" in capsys.readouterr().err
+    assert "t.json is a trace of version 7, but this Pagewalk reads version 4" in capsys.readouterr().err
 
 
 def test_notes_of_a_damaged_header_are_passed_over(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
