@@ -38,7 +38,7 @@ def attention_tiles(itemsize: int, head_dim: int, group: int, decode: bool, hip:
     if decode:
         keys = max(16, min(128 if half and not hip else 64, (8192 if half else 4096) // padded))
         rows = max(16 if half else 1, next_power_of_2(group))
-        tiles = Tiles(rows, keys, 4 if rows < 64 and (half or padded <= 128) else 8, 5 if half else 3)
+        tiles = Tiles(rows, keys, 4 if rows < 64 and (half or hip or padded <= 128) else 8, 5 if half else 3)
     elif half:
         tiles = Tiles(max(64, next_power_of_2(group)), 64 if padded <= 128 else 32, 4 if padded <= 64 else 8, 3)
     else:

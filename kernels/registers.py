@@ -26,8 +26,9 @@ def register_use(assembly: str, target: GPUTarget) -> RegisterUse:
     """Of a kernel's PTX or AMD GCN text, as `kernels.aot` produces it; PTX is assembled once more, in a fraction of a second. Raises RuntimeError, with the
     assembler's words, when it says something else than numbers."""
     if target.backend != "cuda":
-        numbers = {name: int(number) for name, number in re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s+(\d+)", assembly)}
-        return RegisterUse(numbers["vgpr_count"], 4 * (numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"]))
+        numbers = {name: int(number) for name, number in re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly)}
+        # Scalars that find no register of theirs go into a vector register; only what lies in the thread's private memory has none.
+        return RegisterUse(numbers["vgpr_count"], numbers["private_segment_fixed_size"])
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(assembly)
