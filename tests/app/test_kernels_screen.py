@@ -100,6 +100,16 @@ def test_the_buttons_lead_from_one_computed_step_to_the_next_and_keep_the_choice
     assert address_of(app)["step"] == str(mixed.seq)
 
 
+def test_a_click_that_comes_with_the_address_of_before_is_not_lost(frames: list[Frame], mixed: Frame) -> None:
+    app = open_kernels(scene=SCENE, step=str(mixed.seq))
+    app.button(key="kernels-after").click().run()
+    step = address_of(app)["step"]
+    assert step != str(mixed.seq)
+    app.query_params["step"] = str(mixed.seq)  # as a browser sends it that has not heard of the change yet
+    app.selectbox(key="kernels-pick-layer").set_value(1).run()
+    assert {name: address_of(app)[name] for name in ("step", "layer")} == {"step": step, "layer": "1"}
+
+
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_a_clicked_token_shows_the_slot_that_the_run_gave_it_in_the_group_of_the_layer(frames: list[Frame], mixed: Frame, layer: int) -> None:
     # tiny-swa: layers 0 and 3 are group 0, 1 and 4 group 1, 2 and 5 group 2; each has slots of its own.

@@ -11,7 +11,7 @@ from views.figures.kernel_softmax import softmax_progress, softmax_rows, softmax
 from views.figures.kernel_style import colour_of, plural
 from views.figures.kernel_walk import Walk, block_table_walk, block_table_walk_rows, walk_words
 from views.screens.charts import show_chart
-from views.screens.kernels_choice import choose, widget
+from views.screens.kernels_choice import choose, preset, widget
 from views.screens.kernels_look import explain
 from views.screens.kernels_view import View
 
@@ -63,7 +63,7 @@ def _grid(view: View, launch: LaunchCloseup) -> LaneCloseup:
         said = f"{plural(len(lanes), 'lane')} in {shape} programs. Chosen: {lane_words(lane, launch.lanes)}."
         show_chart(figure, launch_grid_rows(launch), "kernels-grid", alt=said, on_click=_clicked)
     places = sorted(lanes)
-    state.keep(widget("place"), (program, number))
+    preset(widget("place"), (program, number))
     st.selectbox(
         "Program" if not many else "Lane",
         places,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
 
@@ -15,6 +16,8 @@ PLACE = ("scene", "step", "model", "backend", "layers")
 """Which run, and where in it."""
 NUMBERS = ("layer", "keys", "program", "lane", "tile", "row", "token", "head", "kernel_block", "ranks", "rank", "interleave")
 WORDS = ("part", "tiles", "kernel")
+GRACE = 5.0
+"""Seconds in which a click may still come with the address of before."""
 _SEEN, _CHOSEN = "kernels:address", "kernels:chosen"
 
 
@@ -23,16 +26,46 @@ def widget(name: str) -> str:
     return f"kernels-pick-{name}"
 
 
+class _Written(NamedTuple):
+    """The address that this screen wrote last, the one before, and when (seconds)."""
+
+    now: dict[str, str]
+    before: dict[str, str]
+    at: float
+
+
+def _remember(address: dict[str, str]) -> None:
+    written: _Written | None = state.kept(_SEEN, None)
+    if written is None or written.now != address:
+        state.keep(_SEEN, _Written(address, written.now if written else {}, time.monotonic()))
+
+
+def _address() -> tuple[dict[str, str], bool]:
+    """The address, and whether somebody came with it. A click that the browser sent before it knew of our last change to the address brings the one before:
+    then ours counts."""
+    address = st.query_params.to_dict()
+    written: _Written | None = state.kept(_SEEN, None)
+    if written is None or (address != written.now and (address != written.before or time.monotonic() - written.at > GRACE)):
+        return address, True
+    return written.now, False
+
+
+def preset(key: str, value: object) -> None:
+    """What the widget with this key shall show. Left alone where it shows that already: what is set is sent to the browser, and would undo a click that
+    comes in while the page still runs."""
+    if state.kept(key, None) != value:
+        state.keep(key, value)
+
+
 class Choices:
     """The choices of this browser, made anew in every run of the page. An address that somebody came with wins over what was chosen before."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
         """One sentence about the first thing in the address that cannot be used."""
-        address = st.query_params.to_dict()
+        address, self._from_address = _address()
         self.place = {name: address[name] for name in PLACE if address.get(name)}
         self._values: dict[str, Any] = state.kept(_CHOSEN, {})
-        self._from_address = address != state.kept(_SEEN, None)
         if self._from_address:
             self._values = {name: address[name] for name in (*NUMBERS, *WORDS) if name in address}
             for name in (*NUMBERS, *WORDS):
@@ -67,7 +100,7 @@ class Choices:
         """Choose, before the widget is made in this run, or from a callback."""
         self._values[name] = value
         state.keep(_CHOSEN, self._values)
-        state.keep(widget(name), value)
+        preset(widget(name), value)
 
     def to_address(self) -> None:
         """Say in the address what was picked in this run and is no default, so that it can be passed on."""
@@ -75,13 +108,13 @@ class Choices:
         wanted = {"screen": "kernels", **{name: place[name] for name in PLACE if name in place}, **self._written}
         if st.query_params.to_dict() != wanted:
             st.query_params.from_dict(wanted)
-        state.keep(_SEEN, wanted)
+        _remember(wanted)
 
 
 def go_to(frame: int) -> None:
     """For callbacks: the same choices at another frame of the run."""
     st.query_params["step"] = str(frame)
-    state.keep(_SEEN, st.query_params.to_dict())
+    _remember(st.query_params.to_dict())
 
 
 def choose(name: str, value: object) -> None:
@@ -89,7 +122,7 @@ def choose(name: str, value: object) -> None:
     values: dict[str, Any] = state.kept(_CHOSEN, {})
     values[name] = value
     state.keep(_CHOSEN, values)
-    state.keep(widget(name), value)
+    preset(widget(name), value)
 
 
 def _either(options: Sequence[object]) -> str:

@@ -12,7 +12,7 @@ from views import state
 from views.figures.kernel_slot import slot_lines, slot_picture, slot_rows, slot_words
 from views.figures.kernel_style import colour_of, plural, span
 from views.screens.charts import show_chart
-from views.screens.kernels_choice import choose, widget
+from views.screens.kernels_choice import choose, preset, widget
 from views.screens.kernels_look import calculation, escaped
 from views.screens.kernels_view import View
 
@@ -49,7 +49,7 @@ def _tokens(view: View) -> int:
     if len(shown) == len(tokens):
         st.markdown(title)
     else:
-        state.keep("kernels-token-number", chosen)
+        preset("kernels-token-number", chosen)
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"{title} Shown are places {shown.start} to {shown.stop - 1} of the batch; to another place:", width="content")
             st.number_input("Place in the batch", 0, len(tokens) - 1, key="kernels-token-number", on_change=_numbered, label_visibility="collapsed", width=130)
