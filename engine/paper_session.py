@@ -6,8 +6,7 @@ it: arrivals, schedule, execute, update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from engine.errors import EngineError, InvalidInput
 from engine.paper.config import PaperConfig as PaperConfig
@@ -23,41 +22,21 @@ from engine.trace.frame import Trace
 from engine.trace.recorder import Recorder
 
 
-class PaperSession(SessionBase[PaperConfig]):
-    """One run of the paper's engine. Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
+class PaperSession(SessionBase[PaperConfig, PaperRequestSpec]):
+    """One run of the paper's engine, made, driven and refused as `SessionBase` says.
 
-    `requests`: prefixes (`is_prefix`) and requests, in any order. `actions`: abort and arrange_free_queue, which names the blocks that come first.
-    `vocabulary`,
-    `model_name`, `backend`, `interpreted_layers` and `scenario` as in `engine.session.Session`. Raises InvalidInput for a request that the engine could never
-    serve, for an unknown prefix, and for forced outputs that are missing in a bookkeeping-only run.
+    `requests`: prefixes (`is_prefix`) and requests, in any order. `actions`: abort and arrange_free_queue, which names the blocks that come first. Raises
+    InvalidInput also for an unknown prefix, and for forced outputs that are missing without a model.
     """
 
-    def __init__(
-        self,
-        config: PaperConfig,
-        requests: tuple[PaperRequestSpec, ...],
-        actions: tuple[ActionSpec, ...] = (),
-        *,
-        vocabulary: Callable[[int], str],
-        model_name: str = NO_MODEL,
-        backend: str | None = None,
-        interpreted_layers: InterpretedLayers = None,
-        scenario: Mapping[str, Any] | None = None,
-    ) -> None:
-        inputs = {
-            "requests": requests, "actions": actions, "vocabulary": vocabulary, "model_name": model_name,
-            "backend": backend, "interpreted_layers": interpreted_layers, "scenario": scenario,
-        }  # fmt: skip
-        super().__init__(config, inputs, vocabulary)
-        self._pins: dict[int, tuple[str, ...]] = {}
+    def _prepare(self, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> None:
+        config = self.config
         self._runner_choice = PaperRunnerChoice(config, model_name, backend, interpreted_layers)
         self._runner: IterationRunner | None = None
         self.trace = Trace(self._header(self._runner_choice), [])
         self._scheduler = PaperScheduler(config, self._emit)
         self._capture = PaperCapture(self._scheduler, config, self._pins)
         self._recorder = Recorder(self.trace, self._capture, max_frames=config.max_frames)
-        self._check(requests, actions, model_name)
-        self._ops = self._operations()
 
     # ------------------------------------------------------------------ the engine loop
 

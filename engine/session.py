@@ -7,8 +7,8 @@ first frames while the model still loads. It is deterministic: the same inputs g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 from engine.capture import StateCapture, WorkerView
 from engine.core.block_hash import BlockHasher
@@ -48,34 +48,12 @@ class Runner(WorkerView, Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
 
 
-class Session(SessionBase[SessionConfig]):
-    """One run of vLLM V1's engine. Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
+class Session(SessionBase[SessionConfig, RequestSpec]):
+    """One run of vLLM V1's engine, made, driven and refused as `SessionBase` says. Without a model every output must be forced."""
 
-    `vocabulary` gives the text of a token id. `backend` and `interpreted_layers` choose the kernels (None: the default of this machine).
-    `scenario` is plain data that travels in the trace's header. Raises InvalidInput for a request that the engine could never serve, and for forced
-    outputs that are missing in a bookkeeping-only run.
-    """
-
-    def __init__(
-        self,
-        config: SessionConfig,
-        requests: tuple[RequestSpec, ...],
-        actions: tuple[ActionSpec, ...] = (),
-        *,
-        vocabulary: Callable[[int], str],
-        model_name: str = NO_MODEL,
-        backend: str | None = None,
-        interpreted_layers: InterpretedLayers = None,
-        scenario: Mapping[str, Any] | None = None,
-    ) -> None:
-        inputs = {
-            "requests": requests, "actions": actions, "vocabulary": vocabulary, "model_name": model_name,
-            "backend": backend, "interpreted_layers": interpreted_layers, "scenario": scenario,
-        }  # fmt: skip
-        config = with_groups_of_model(config, model_name)
-        super().__init__(config, inputs, vocabulary)
+    def _prepare(self, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> None:
+        config = self.config = with_groups_of_model(self.config, model_name)
         self._requests: dict[str, Request] = {}
-        self._pins: dict[int, tuple[str, ...]] = {}
         from engine.runner import choose_runner  # the one place that may load torch, and only when it has to
 
         self._runner_choice = choose_runner(config, model_name, backend, interpreted_layers)
@@ -85,8 +63,6 @@ class Session(SessionBase[SessionConfig]):
         self._capture = StateCapture(self._scheduler, self._block_size, self._requests, self._pins)
         tolerated = ABOUT_CONTENTS if config.compat is not None else ()
         self._recorder = Recorder(self.trace, self._capture, max_frames=config.max_frames, tolerated=tolerated)
-        self._check(requests, model_name)
-        self._ops = self._operations()
 
     # ------------------------------------------------------------------ the engine loop
 
@@ -139,9 +115,9 @@ class Session(SessionBase[SessionConfig]):
         several = sizes if len(sizes) > 1 else []
         self._emit(TraceStarted(cause=Cause(CauseKind.SCENARIO), num_blocks=config.num_blocks, block_size=self._block_size, group_block_sizes=several))
         if config.free_queue_order:
-            self._prepare()
+            self._order_free_queue()
 
-    def _prepare(self) -> None:
+    def _order_free_queue(self) -> None:
         """Rule S24: blocks freed without a hash are prepended as a unit, so freeing them in the wanted order makes them be popped in that order."""
         self._recorder.begin_op("prepare")
         pool = self._scheduler.kv_cache_manager.block_pool
@@ -252,7 +228,7 @@ class Session(SessionBase[SessionConfig]):
             compat=config.compat,
         )
 
-    def _check(self, requests: tuple[RequestSpec, ...], model_name: str) -> None:
+    def _check(self, requests: tuple[RequestSpec, ...], actions: tuple[ActionSpec, ...], model_name: str) -> None:
         if not requests:
             raise InvalidInput("there are no requests: give the scenario at least one")
         seen: set[str] = set()

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from engine.errors import EngineError, PagewalkError
+from engine.session_config import ActionSpec
 from engine.trace.events import BeamsChosen, Event, KVWritten, TokenSampled
 from engine.trace.frame import Frame, Trace, TraceHeader
 from engine.trace.recorder import Recorder
@@ -31,27 +32,47 @@ DEFAULT_MAX_MODEL_LEN = 8192
 InterpretedLayers: TypeAlias = tuple[int, ...] | Literal["all"] | None
 
 C = TypeVar("C", bound=Any)
+R = TypeVar("R", bound=Any)
 
 
-class SessionBase(ABC, Generic[C]):
-    """One run with settings `config` (a dataclass). Not shared between threads without its own lock: `advance` takes it, `trace.frames` only ever grows.
+class SessionBase(ABC, Generic[C, R]):
+    """One run of `requests` with settings `config` (a dataclass). Not shared between threads without its own lock: `advance` takes it, `trace.frames` only
+    ever grows.
 
-    `inputs`: what the session was made of besides `config`, by the names of its arguments. `vocabulary` gives the text of a token id. A session sets `trace`,
-    `_recorder`, `_runner_choice` (an `engine.runner.RunnerChoice`) and `_ops`, a generator that pauses before each execution of the model.
+    `actions`: what is done to the engine between its steps. `vocabulary` gives the text of a token id. `backend` and `interpreted_layers` choose the kernels
+    (None: the default of this machine). `scenario` is plain data that travels in the trace's header. Raises InvalidInput for an unknown model or backend and
+    for whatever the engine could never serve.
     """
 
     trace: Trace
     _runner_choice: Any
     _recorder: Recorder
-    _ops: Iterator[None]
 
-    def __init__(self, config: C, inputs: Mapping[str, Any], vocabulary: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        config: C,
+        requests: tuple[R, ...],
+        actions: tuple[ActionSpec, ...] = (),
+        *,
+        vocabulary: Callable[[int], str],
+        model_name: str = NO_MODEL,
+        backend: str | None = None,
+        interpreted_layers: InterpretedLayers = None,
+        scenario: Mapping[str, Any] | None = None,
+    ) -> None:
         self.config = config
         self.error: PagewalkError | None = None
-        self._inputs = dict(inputs)
+        self._inputs: dict[str, Any] = {
+            "requests": requests, "actions": actions, "vocabulary": vocabulary, "model_name": model_name,
+            "backend": backend, "interpreted_layers": interpreted_layers, "scenario": scenario,
+        }  # fmt: skip
         self._vocabulary = vocabulary
         self._lock = threading.RLock()
         self._finished = False
+        self._pins: dict[int, tuple[str, ...]] = {}
+        self._prepare(model_name, backend, interpreted_layers)
+        self._check(requests, actions, model_name)
+        self._ops = self._operations()
 
     @property
     def complete(self) -> bool:
@@ -121,6 +142,18 @@ class SessionBase(ABC, Generic[C]):
         self._runner_choice.layer_capture = capture
 
     # ------------------------------------------------------------------ for the engines' own sessions
+
+    @abstractmethod
+    def _prepare(self, model_name: str, backend: str | None, interpreted_layers: InterpretedLayers) -> None:
+        """Set `trace`, `_recorder`, `_runner_choice` (an `engine.runner.RunnerChoice`) and whatever else the engine's operations need."""
+
+    @abstractmethod
+    def _check(self, requests: tuple[R, ...], actions: tuple[ActionSpec, ...], model_name: str) -> None:
+        """Raise InvalidInput for requests and actions that the engine could never serve, before anything runs."""
+
+    @abstractmethod
+    def _operations(self) -> Iterator[None]:
+        """The run as a generator that pauses before each execution of the model."""
 
     def _header(self, choice: Any) -> TraceHeader:
         """Everything that travels with the frames. `choice`: the `engine.runner.RunnerChoice`, which goes on completing what it says of the model."""

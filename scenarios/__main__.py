@@ -197,7 +197,7 @@ def _show(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _record(session: SessionBase[Any], until: int | None) -> Trace:
+def _record(session: SessionBase[Any, Any], until: int | None) -> Trace:
     if until is None:
         return session.run_to_end()
     session.run_until(lambda frame: frame.seq >= until)

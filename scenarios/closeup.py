@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def closeup_at(
-    scene: Scenario | str | SessionBase[Any],
+    scene: Scenario | str | SessionBase[Any, Any],
     frame_seq: int,
     layer: int | None = None,
     tile: int | None = None,

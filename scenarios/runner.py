@@ -39,7 +39,7 @@ def open_session(
     model: str | None = None,
     backend: str | None = None,
     interpreted_layers: InterpretedLayers = None,
-) -> SessionBase[Any]:
+) -> SessionBase[Any, Any]:
     """A session of the scenario's engine that will run it, at its start. A text is the id of a scene or the path of a file; `model` replaces the scenario's
     own.
 

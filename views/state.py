@@ -51,7 +51,7 @@ MAX_FIGURES = 512
 _spared: set[str] = set()
 
 
-def _spare_the_collector(session: SessionBase[Any]) -> None:
+def _spare_the_collector(session: SessionBase[Any, Any]) -> None:
     """Move what a model brought with it out of the garbage collector's sight, once per model. Streamlit collects after every run of a script, and
     walking through the objects of torch and transformers, which live as long as the process, would take 0.2 s of every step."""
     fingerprint = session.trace.header.model.get("fingerprint")
@@ -66,7 +66,7 @@ class OpenRun:
     """A recording in progress. `advance` is safe to call from the threads of several users: each frame is recorded once."""
 
     scenario: Scenario
-    session: SessionBase[Any]
+    session: SessionBase[Any, Any]
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def advance(self, have: int) -> None:

@@ -27,7 +27,7 @@ NUM_SHOWN = 8
 """Numbers of an output vector that a comparison carries along."""
 
 
-def kernel_closeup(session: SessionBase[Any], seq: int, layer: int | None = None, tile: int | None = None) -> KernelCloseup:
+def kernel_closeup(session: SessionBase[Any, Any], seq: int, layer: int | None = None, tile: int | None = None) -> KernelCloseup:
     """What the kernels do in attention layer `layer` (None: the first) in the engine step that frame `seq` of the session belongs to.
 
     session: any run of V1's engine or the paper's on a model; it is left alone, a fresh one of the same inputs is run up to that step. tile: keys per iteration
@@ -93,7 +93,7 @@ class _Step:
     copies: list[tuple[int, int]]
 
 
-def _run_to(session: SessionBase[Any], seq: int, layer: int | None) -> _Step:
+def _run_to(session: SessionBase[Any, Any], seq: int, layer: int | None) -> _Step:
     """Run a fresh session until the forward pass of the step that frame `seq` belongs to, and stop there.
 
     Of several passes with the same step number (the paper's engine computes its prefixes in step 0) it is the one that a frame of `schedule` leads to and that
@@ -131,7 +131,7 @@ def _run_to(session: SessionBase[Any], seq: int, layer: int | None) -> _Step:
     raise InvalidInput(f"Nothing was computed in step {frames[seq].step}, so no kernel ran; choose a step in which the model was executed.")
 
 
-def _step(session: SessionBase[Any], capture: LayerCapture, frame: Frame, inputs: LayerInputs) -> _Step:
+def _step(session: SessionBase[Any, Any], capture: LayerCapture, frame: Frame, inputs: LayerInputs) -> _Step:
     assert isinstance(frame.event, AttentionComputed)
     assert capture.layer is not None
     copies: list[tuple[int, int]] = []
@@ -151,7 +151,7 @@ def _step(session: SessionBase[Any], capture: LayerCapture, frame: Frame, inputs
     )
 
 
-def _check_layer(session: SessionBase[Any], capture: LayerCapture, layer: int | None) -> None:
+def _check_layer(session: SessionBase[Any, Any], capture: LayerCapture, layer: int | None) -> None:
     """As soon as the model has run once it is known which layers have attention."""
     if layer is None or not capture.attention_layers or layer in capture.attention_layers:
         return
