@@ -79,27 +79,23 @@ class FreeKVCacheBlockQueue:
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put `blocks` at the tail: the last of them becomes the new tail. Nothing happens for none."""
         tail = self.fake_free_list_tail
-        last = tail.prev_free_block
-        assert last is not None
-        for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        last.next_free_block = tail
-        tail.prev_free_block = last
-        self.num_free_blocks += len(blocks)
+        assert tail.prev_free_block is not None
+        self._link(tail.prev_free_block, blocks, tail)
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put `blocks` at the head as a unit: the first of them becomes the new head. Nothing happens for none."""
-        last = self.fake_free_list_head
-        first = last.next_free_block
-        assert first is not None
+        head = self.fake_free_list_head
+        assert head.next_free_block is not None
+        self._link(head, blocks, head.next_free_block)
+
+    def _link(self, before: KVCacheBlock, blocks: Sequence[KVCacheBlock], after: KVCacheBlock) -> None:
+        """Put `blocks` between two neighbours."""
         for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        last.next_free_block = first
-        first.prev_free_block = last
+            block.prev_free_block = before
+            before.next_free_block = block
+            before = block
+        before.next_free_block = after
+        after.prev_free_block = before
         self.num_free_blocks += len(blocks)
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:

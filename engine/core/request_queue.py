@@ -12,7 +12,9 @@ from engine.core.scheduler_config import SchedulingPolicy
 
 
 class RequestQueue(ABC):
-    """What the scheduler does with waiting requests. vLLM: RequestQueue."""
+    """What the scheduler does with waiting requests (`_requests`, the next to be served first). vLLM: RequestQueue."""
+
+    _requests: deque[Request] | list[Request]
 
     @abstractmethod
     def add_request(self, request: Request) -> None:
@@ -23,23 +25,23 @@ class RequestQueue(ABC):
         """A preempted request comes back; ahead of everybody where the order is that of arrival."""
 
     @abstractmethod
-    def peek_request(self) -> Request:
-        """The next to be served, left where it is. Raises IndexError when there is none."""
-
-    @abstractmethod
     def pop_request(self) -> Request:
         """Take the next to be served. Raises IndexError when there is none."""
 
-    @abstractmethod
+    def peek_request(self) -> Request:
+        """The next to be served, left where it is. Raises IndexError when there is none."""
+        return self._requests[0]
+
     def remove_request(self, request: Request) -> None:
         """Take one out. Raises ValueError when it is not there."""
+        self._requests.remove(request)
 
-    @abstractmethod
     def __iter__(self) -> Iterator[Request]:
         """In order of service."""
+        return iter(self._requests)
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self._requests)
 
 
 class FCFSRequestQueue(RequestQueue):
@@ -54,20 +56,8 @@ class FCFSRequestQueue(RequestQueue):
     def prepend_request(self, request: Request) -> None:
         self._requests.appendleft(request)
 
-    def peek_request(self) -> Request:
-        return self._requests[0]
-
     def pop_request(self) -> Request:
         return self._requests.popleft()
-
-    def remove_request(self, request: Request) -> None:
-        self._requests.remove(request)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def __len__(self) -> int:
-        return len(self._requests)
 
 
 def priority_key(request: Request) -> tuple[int, float, str]:
@@ -87,20 +77,8 @@ class PriorityRequestQueue(RequestQueue):
     def prepend_request(self, request: Request) -> None:
         self.add_request(request)
 
-    def peek_request(self) -> Request:
-        return self._requests[0]
-
     def pop_request(self) -> Request:
         return self._requests.pop(0)
-
-    def remove_request(self, request: Request) -> None:
-        self._requests.remove(request)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def __len__(self) -> int:
-        return len(self._requests)
 
 
 def create_request_queue(policy: SchedulingPolicy) -> RequestQueue:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cached_property
 
 import torch
-from transformers import PreTrainedModel
 
 from engine.core.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SampledToken, SchedulerOutput
 from engine.errors import EngineError
-from engine.trace.events import CauseKind, Emit
+from engine.trace.events import CauseKind
 from engine.worker.batch_runner import BatchPart, BatchRunner
 from engine.worker.input_batch import CachedRequestState
-from engine.worker.kernel_settings import KernelSettings
 from engine.worker.sampler import check_token_ids, make_generator, sample
 
 
@@ -22,41 +20,10 @@ class ModelRunner(BatchRunner):
     vLLM: GPUModelRunner; here: one process, no graphs, no speculation, tokens of a step are known before the next is scheduled.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        num_blocks: int,
-        block_sizes: tuple[int, ...],
-        max_num_seqs: int,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        kernel_settings: KernelSettings,
-        emit: Emit | None = None,
-        device: torch.device | str = "cpu",
-        layer_groups: Sequence[int] | None = None,
-        sliding_windows: Sequence[int | None] | None = None,
-        attention_shares: bool = False,
-        kernel_witness: bool = False,
-        mamba_cache_modes: Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            num_blocks=num_blocks,
-            block_sizes=block_sizes,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kernel_settings=kernel_settings,
-            emit=emit,
-            device=device,
-            layer_groups=layer_groups,
-            sliding_windows=sliding_windows,
-            attention_shares=attention_shares,
-            kernel_witness=kernel_witness,
-            mamba_cache_modes=mamba_cache_modes,
-        )
-        self.requests: dict[str, CachedRequestState] = {}
+    @cached_property
+    def requests(self) -> dict[str, CachedRequestState]:
+        """What is remembered of each request that has not finished, in the batch or not."""
+        return {}
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """One step in the order of R8.6: rows, commit, copies, slots, forward pass, sampling. Mutates the rows, the caches and what is remembered of each
