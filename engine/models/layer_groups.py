@@ -10,6 +10,7 @@ from engine.core.kv_cache_spec import AttentionSpec, FullAttentionSpec, KVCacheG
 from engine.errors import InvalidInput
 from engine.group_config import GroupConfig
 from engine.models.catalog import resolve
+from engine.models.config_check import config_problem
 from engine.models.mamba_state import MAMBA_MODEL_TYPES, check_block_size, check_cache_mode, mamba_state_shapes, smallest_block_size
 from engine.models.tokenizer import read_json
 
@@ -51,6 +52,8 @@ def kv_cache_groups_of(
     if unknown or (LINEAR in types and config.get("model_type") not in MAMBA_MODEL_TYPES):
         what = ", ".join(unknown or [LINEAR])
         raise InvalidInput(f"{name_or_path} has layers of the type {what}, which Pagewalk cannot run; bring a model of attention layers only, or a Bamba model")
+    if LINEAR in types and set(types) == {LINEAR}:
+        raise InvalidInput(f"{name_or_path} has no layer with attention, so there are no keys and values to page; bring a model with some, or take tiny-hybrid")
     if sliding_window is not None:
         check_window(name_or_path, sliding_window, has_windows=SLIDING in types)
     check_cache_mode(name_or_path, mamba_cache_mode, enable_prefix_caching=enable_prefix_caching, has_states=LINEAR in types)
@@ -148,8 +151,15 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
 
 def _config_of(name_or_path: str) -> dict[str, Any]:
     config = read_json(resolve(name_or_path)[1] / "config.json")
-    if SLIDING in layer_types(config) and not isinstance(config.get("sliding_window"), int):
-        raise InvalidInput(f"{name_or_path} has sliding-window layers, but its config.json says no sliding_window; get its files again")
+    problem = config_problem(config)
+    if problem is not None:
+        raise InvalidInput(f"{name_or_path} {problem}")
+    if SLIDING in layer_types(config):
+        window = config.get("sliding_window")
+        if not isinstance(window, int):
+            raise InvalidInput(f"{name_or_path} has sliding-window layers, but its config.json says no sliding_window; get its files again")
+        if window < 1:
+            raise InvalidInput(f"{name_or_path} says the sliding_window {window} in its config.json, but a token sees at least itself; get its files again")
     return config
 
 

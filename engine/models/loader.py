@@ -74,6 +74,15 @@ def quiet_reference_implementations() -> None:
     logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_kernel_remark)
 
 
+def _is_no_loading_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
+
+
+def quiet_loading_report() -> None:
+    """No table of missing and superfluous weights from transformers on the error stream: what is missing is said in one sentence, and refused."""
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_loading_report)
+
+
 def fingerprint_of(folder: Path) -> str:
     """16 hex digits of the SHA-256 over the names and contents of the weights and the tokenizer.
 
@@ -92,6 +101,16 @@ def fingerprint_of(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def _reason(error: Exception) -> str:
+    """What a library says first, on one line: the second line, too, where the first one only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if "ignore_mismatched_sizes" in lines[0]:
+        return "its weights have other shapes than its config.json says"
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".:")
+
+
 def _load(name: str, folder: Path) -> LoadedModel:
     load_libraries()
     import torch
@@ -99,13 +118,17 @@ def _load(name: str, folder: Path) -> LoadedModel:
     from transformers.utils import logging as transformers_logging
 
     quiet_reference_implementations()
+    quiet_loading_report()
     transformers_logging.disable_progress_bar()  # a second's work; a bar would run into what commands print
     tokenizer = tokenizer_of_folder(folder)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    except Exception as error:  # a broken file can fail in safetensors, in the config or in torch; the person needs the first line
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InvalidInput(f"The model in {folder} cannot be loaded ({reason}): get its files again.") from error
+        model: Any
+        model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, output_loading_info=True)
+    except Exception as error:  # a broken file can fail in safetensors, in the config or in torch; the person needs what comes first
+        raise InvalidInput(f"The model in {folder} cannot be loaded ({_reason(error)}): get its files again.") from error
+    if missing := sorted(found["missing_keys"]):  # transformers would make numbers up for them
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise InvalidInput(f"The weights in {folder} lack {missing[0]}{more}, which its config.json asks for: the files do not belong together.")
     model.eval().requires_grad_(False)
     config = model.config
     if tokenizer.vocab_size > config.vocab_size:

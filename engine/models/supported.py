@@ -38,6 +38,8 @@ def unsupported(config: Mapping[str, Any]) -> str | None:
         return f"has the architecture {architecture}, which Pagewalk cannot run{f' ({reason})' if reason else ''}: bring one of {_known()}"
     if config.get("attn_logit_softcapping") is not None:
         return f"caps its attention scores (attn_logit_softcapping), which Pagewalk cannot run: bring one of {_known()} without it"
+    if config.get("quantization_config"):
+        return f"has quantized weights (quantization_config), but the kernels compute with plain ones: bring one of {_known()} in float32, float16 or bfloat16"
     if config.get("use_bidirectional_attention"):
         return f"lets tokens see later ones (use_bidirectional_attention), which a KV cache cannot serve: bring one of {_known()} without it"
     return None
