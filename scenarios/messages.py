@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from scenarios import schema
 from scenarios.problems import Path, Problem
+from scenarios.scene import ID_PATTERN
 from scenarios.yaml_source import Source
 
 _WANTED = {
@@ -25,7 +26,7 @@ _WANTED = {
     "model_attributes_type": "fields of its own",
 }
 _PATTERNS = {
-    schema.ID_PATTERN: "small letters and digits with single hyphens between them, as in “figure-6”",
+    ID_PATTERN: "small letters and digits with single hyphens between them, as in “figure-6”",
     schema.RULE_PATTERN: "the name of a rule, as in “S14”",
     schema.REQUEST_ID_PATTERN: "letters, digits, “_”, “.” and “-”, beginning with a letter or digit",
 }

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import BeforeValidator, Field
 from pydantic.json_schema import WithJsonSchema
 
 from engine.trace.events import EVENT_KINDS
-from scenarios.yaml_source import Source
+from scenarios.scene import ID_PATTERN, Part, Scene, Sentence
 
 MAX_NUM_BLOCKS = 8192
 MAX_BLOCK_SIZE = 256
 MAX_STEPS = 100_000
 MAX_REQUESTS = 256
-ID_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 REQUEST_ID_PATTERN = r"^\w[\w.-]*$"
 RULE_PATTERN = r"^S\d{1,2}$"
 POINT_KINDS = ("start", "end")
@@ -41,7 +40,6 @@ def _point(value: Any) -> Any:
 
 Key = Annotated[int, BeforeValidator(_digits_to_int), Field(ge=0)]
 RequestId = Annotated[str, Field(pattern=REQUEST_ID_PATTERN, max_length=40)]
-Sentence = Annotated[str, Field(min_length=1, max_length=600)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -71,11 +69,7 @@ TokenReference = Annotated[Any, BeforeValidator(_token_reference), WithJsonSchem
 BlockTable = Annotated[Any, BeforeValidator(_block_table), WithJsonSchema({"type": "array", "items": {"type": ["integer", "array"]}})]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Group(_Part):
+class Group(Part):
     """One KV-cache group: layers that share a block table. Sizes in tokens. The last four fields decide nothing but the size of a page."""
 
     type: Literal["full", "mla", "sliding_window", "chunked_local", "mamba", "rswa"] = "full"
@@ -93,7 +87,7 @@ class Group(_Part):
     dtype_bytes: int | None = Field(None, ge=1, le=8, description="bytes per element; default 4")
 
 
-class Config(_Part):
+class Config(Part):
     """The engine's settings. Sizes in blocks and tokens. `free_queue_order`: the pool is prepared so that these blocks are handed out first, in this
     order (rule S24). vLLM: CacheConfig, SchedulerConfig and ParallelConfig."""
 
@@ -136,7 +130,7 @@ class Config(_Part):
     preemption_mode: Literal["auto", "swap", "recompute"] = Field("auto", description="how preempted groups come back; only with the engine “paper”")
 
 
-class MultiModalItem(_Part):
+class MultiModalItem(Part):
     """An image or the like: the tokens from `offset` on, `length` of them, stand for the item `identifier`."""
 
     identifier: str = Field(min_length=1, max_length=100)
@@ -144,14 +138,14 @@ class MultiModalItem(_Part):
     length: int = Field(ge=1)
 
 
-class BeamChoice(_Part):
+class BeamChoice(Part):
     """A surviving candidate: the living beam `parent` (from 0, in order of rank), followed by `token`."""
 
     parent: int = Field(ge=0, le=7)
     token: TokenReference
 
 
-class PrefixPart(_Part):
+class PrefixPart(Part):
     """A prefix that the provider keeps in memory for all requests that name it (the paper's section 4.4)."""
 
     id: RequestId
@@ -159,7 +153,7 @@ class PrefixPart(_Part):
     prompt_token_ids: list[TokenId] | None = Field(None, min_length=1)
 
 
-class RequestPart(_Part):
+class RequestPart(Part):
     """One request. Its prompt is a text, token ids, or so many tokens without meaning. `force` dictates the first outputs (marked as forced on screen);
     without it the model decides."""
 
@@ -169,7 +163,7 @@ class RequestPart(_Part):
     max_tokens: int | None = Field(None, ge=1, le=4096, description="how many outputs it may have; default: as many as are forced, else 16")
     temperature: float = Field(0.0, ge=0.0, le=10.0)
     seed: int | None = Field(None, ge=0)
-    force: list[TokenReference] = []
+    force: list[TokenReference] = Field([])
     ignore_eos: bool = False
     arrives_at_step: int = Field(1, ge=1, le=MAX_STEPS, description="it arrives before this engine step is scheduled, counted from 1")
     cache_salt: str | None = Field(None, min_length=1, description="only requests with the same salt share blocks")
@@ -194,7 +188,7 @@ class RequestPart(_Part):
         return self.max_tokens if self.max_tokens is not None else forced or 16
 
 
-class Action(_Part):
+class Action(Part):
     """Something done to the engine before a step is scheduled."""
 
     at_step: int = Field(ge=1, le=MAX_STEPS)
@@ -205,7 +199,7 @@ class Action(_Part):
     )
 
 
-class Selector(_Part):
+class Selector(Part):
     """Names an event: the `nth` one (from 1; -1 is the last) of this `kind`, of this `request`, of this KV-cache `group` (from 0), in this engine `step`;
     what is left out does not matter.
 
@@ -222,7 +216,7 @@ class Selector(_Part):
 At = Annotated[Selector, BeforeValidator(_point)]
 
 
-class Note(_Part):
+class Note(Part):
     """A sentence for the learner, shown at the event it belongs to. `unconfirmed`: it names a value that no source confirms; the screen marks it."""
 
     at: At
@@ -230,7 +224,7 @@ class Note(_Part):
     unconfirmed: bool = False
 
 
-class Correction(_Part):
+class Correction(Part):
     """“What you may have read”: what a text on the subject says, what really happens, and the rule that says so."""
 
     at: At
@@ -239,14 +233,14 @@ class Correction(_Part):
     rule: str = Field(pattern=RULE_PATTERN, description="the rule that tells them apart")
 
 
-class Question(_Part):
+class Question(Part):
     """A prediction asked before the event is shown; the engine grades it."""
 
     at: At
     ask: PredictionKind
 
 
-class Expectation(_Part):
+class Expectation(Part):
     """Facts that must hold in the frame that `at` names. Blocks are named by their physical id."""
 
     at: At
@@ -297,12 +291,9 @@ class Expectation(_Part):
         return {name: getattr(self, name) for name in type(self).model_fields if name != "at" and getattr(self, name) is not None}
 
 
-class Scenario(_Part):
+class Scenario(Scene):
     """One scene: lesson, demo and regression test at once."""
 
-    id: str = Field(pattern=ID_PATTERN, max_length=60)
-    title: Sentence
-    source: Sentence
     goal: Sentence = Field(description="one sentence: what somebody knows after watching it")
     engine: Literal["v1", "paper"] = Field("v1", description="vLLM V1's block manager, or that of the 2023 paper")
     model: str = Field("tiny", min_length=1, description="a model's name, or “none” to run the memory manager alone")
@@ -311,24 +302,11 @@ class Scenario(_Part):
     config: Config
     prefixes: list[PrefixPart] = Field([], max_length=16, description="prefixes that the provider keeps; only with the engine “paper”")
     requests: list[RequestPart] = Field(min_length=1, max_length=MAX_REQUESTS)
-    actions: list[Action] = []
-    notes: list[Note] = []
-    corrections: list[Correction] = []
-    questions: list[Question] = []
-    expect: list[Expectation] = []
-
-    _source: Source = PrivateAttr(default_factory=lambda: Source("the scenario"))
-    _group: str | None = PrivateAttr(default=None)
-
-    @property
-    def group(self) -> str | None:
-        """The folder of the library it comes from: paper, vllm, limits or bugs. None for a scenario of one's own."""
-        return self._group
-
-    @property
-    def origin(self) -> Source:
-        """Where its parts stand in its file."""
-        return self._source
+    actions: list[Action] = Field([])
+    notes: list[Note] = Field([])
+    corrections: list[Correction] = Field([])
+    questions: list[Question] = Field([])
+    expect: list[Expectation] = Field([])
 
     def plain(self) -> dict[str, Any]:
         """As plain data that JSON can carry; `scenarios.loader.scenario_from_data` reads it back."""

@@ -10,7 +10,8 @@ from pydantic import Field
 from engine.errors import InvalidInput
 from engine.paper.batching import BatchSchedule, Policy, schedule_batches
 from engine.paper.workload import Workload, WorkloadRequest
-from scenarios.figures.schema import FigureResult, Part, Value
+from scenarios.figures.schema import FigureResult, Value
+from scenarios.scene import Part
 from scenarios.schema import RequestId
 
 POLICIES: tuple[Policy, ...] = ("request", "iteration")

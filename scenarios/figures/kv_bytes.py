@@ -6,8 +6,8 @@ from pydantic import Field
 
 from engine.errors import InvalidInput
 from engine.paper import quoted
-from scenarios.figures.schema import FigureResult, Part, Value
-from scenarios.schema import Sentence
+from scenarios.figures.schema import FigureResult, Value
+from scenarios.scene import Part, Sentence
 
 
 class Shape(Part):

@@ -10,7 +10,8 @@ from pydantic import Field
 from engine.paper import quoted
 from engine.paper.memory_model import GB, SHAPES, TABLE_1_KV_CACHE_BYTES, MemoryLayout
 from engine.paper.workload import WorkloadRequest
-from scenarios.figures.schema import FigureResult, Part, Value
+from scenarios.figures.schema import FigureResult, Value
+from scenarios.scene import Part
 from scenarios.workloads import load_workload
 
 ShapeName = Literal["OPT-13B", "OPT-66B", "OPT-175B", "LLaMA-13B"]

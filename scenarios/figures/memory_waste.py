@@ -11,7 +11,8 @@ from engine.paper.memory_model import PAPER_NUM_SLOTS
 from engine.paper.memory_simulation import SimulationResult, compare
 from engine.paper.quoted import FIGURE_2, FIGURE_13, PART_NAMES
 from engine.paper.reservation import SYSTEM_NAMES, SYSTEMS
-from scenarios.figures.schema import FigureResult, Part, Value
+from scenarios.figures.schema import FigureResult, Value
+from scenarios.scene import Part
 from scenarios.workloads import load_workload
 
 FROM_MEMORY = "in no source that we could read; the other parts of the same bar and their sum agree"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from engine.errors import InvalidInput
-from scenarios.figures.schema import FigureResult, Part, Value
+from scenarios.figures.schema import FigureResult, Value
 from scenarios.messages import did_you_mean
-from scenarios.schema import Sentence
+from scenarios.scene import Part, Sentence
 
 
 class Box(Part):

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from engine.errors import InvalidInput
-from scenarios.figures.schema import FigureResult, Part, Value
-from scenarios.schema import Sentence
+from scenarios.figures.schema import FigureResult, Value
+from scenarios.scene import Part, Sentence
 
 
 class Counterpart(Part):

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from scenarios.expectations import Failure
 from scenarios.figures.registry import KINDS, Kind
-from scenarios.figures.schema import Expected, FigureResult, FigureScene, Part
+from scenarios.figures.schema import Expected, FigureResult, FigureScene
 from scenarios.messages import did_you_mean, problems_of
 from scenarios.problems import Path, Problem, ScenarioError
+from scenarios.scene import Part
 from scenarios.yaml_source import Source
 
 

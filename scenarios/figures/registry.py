@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scenarios.figures import batching, kv_bytes, memory_layout, memory_waste, overview, page_table, reservation_strips
-from scenarios.figures.schema import FigureResult, Part
+from scenarios.figures.schema import FigureResult
+from scenarios.scene import Part
 
 
 @dataclass(frozen=True)

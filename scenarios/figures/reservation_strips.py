@@ -9,8 +9,9 @@ from pydantic import Field
 from engine.errors import InvalidInput
 from engine.paper.reservation import reserved_slots, split_of
 from engine.paper.workload import WorkloadRequest
-from scenarios.figures.schema import FigureResult, Part, Value
-from scenarios.schema import RequestId, Sentence
+from scenarios.figures.schema import FigureResult, Value
+from scenarios.scene import Part, Sentence
+from scenarios.schema import RequestId
 
 
 class StripRequest(Part):

@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import BeforeValidator, Field
 
-from scenarios.schema import ID_PATTERN, RULE_PATTERN, Selector, Sentence
-from scenarios.yaml_source import Source
+from scenarios.scene import ID_PATTERN, Part, Scene, Sentence
+from scenarios.schema import RULE_PATTERN, Selector
 
 Value: TypeAlias = int | float | str | bool | list[Any] | None
-
-
-class Part(BaseModel):
-    """A part of a figure scene, and the base of every kind's parameters: unknown fields and wrong types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class FigureNote(Part):
@@ -63,32 +57,16 @@ def _expected(value: Any) -> Any:
     return value
 
 
-class FigureScene(Part):
+class FigureScene(Scene):
     """One figure: computed from its parameters, with the values that must come out of it."""
 
-    id: str = Field(pattern=ID_PATTERN, max_length=60)
-    title: Sentence
-    source: Sentence
     goal: Sentence = Field(description="one sentence: what somebody knows after looking at it")
     figure: str = Field(description="the kind of figure")
     parameters: dict[str, Any] = Field({}, description="what it is computed from; the fields depend on the kind")
-    notes: list[FigureNote] = []
-    corrections: list[FigureCorrection] = []
-    links: list[FigureLink] = []
+    notes: list[FigureNote] = Field([])
+    corrections: list[FigureCorrection] = Field([])
+    links: list[FigureLink] = Field([])
     expect: dict[str, Annotated[Any, BeforeValidator(_expected)]] = Field({}, description="name of a computed value -> what it must be")
-
-    _source: Source = PrivateAttr(default_factory=lambda: Source("the figure scene"))
-    _group: str | None = PrivateAttr(default=None)
-
-    @property
-    def group(self) -> str | None:
-        """The folder of the library it comes from, None for one of somebody's own."""
-        return self._group
-
-    @property
-    def origin(self) -> Source:
-        """Where its parts stand in its file."""
-        return self._source
 
 
 @dataclass(frozen=True)
