@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from engine.errors import InvalidInput
 from scenarios import load_scenario, open_session, parse_scenario
 from scenarios.problems import ScenarioError
 from tests.scenarios.conftest import WordTokenizer
+from tests.scenarios.refusals import assert_refused, replaced
 
 GOOD = """\
 id: scene
@@ -30,11 +32,7 @@ expect:
     free_queue: [3, 4, 5, 6, 7, 8, 2, 1]
 """
 
-
-def edited(old: str, new: str) -> str:
-    assert GOOD.count(old) == 1, f"{old!r} must stand once in the good scenario"
-    return GOOD.replace(old, new)
-
+edited = partial(replaced, GOOD)
 
 CASES: list[tuple[str, str, list[str]]] = [
     # unknown and missing fields
@@ -186,12 +184,7 @@ CASES: list[tuple[str, str, list[str]]] = [
 
 @pytest.mark.parametrize(("text", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_bad_scenario_names_line_field_and_remedy(text: str, expected: list[str]) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        parse_scenario(text, "s.yaml")
-    lines = str(caught.value).split("\n")
-    assert len(lines) == len(expected) == len(caught.value.problems), lines
-    for line, beginning in zip(lines, expected, strict=True):
-        assert line.startswith(beginning)
+    assert_refused(text, expected)
 
 
 def test_the_good_scenario_is_good(words: WordTokenizer) -> None:
@@ -234,11 +227,7 @@ RESOLVED: list[tuple[str, str, str]] = [
 
 @pytest.mark.parametrize(("text", "expected"), [c[1:] for c in RESOLVED], ids=[c[0] for c in RESOLVED])
 def test_what_the_model_or_the_pool_cannot_serve_is_refused(words: WordTokenizer, text: str, expected: str) -> None:
-    scenario = parse_scenario(text.replace("free_queue: [3, 4, 5, 6, 7, 8, 2, 1]", "running: []"), "s.yaml")
-    with pytest.raises(ScenarioError) as caught:
-        open_session(scenario)
-    assert str(caught.value).startswith(expected)
-    assert len(caught.value.problems) == 1
+    assert_refused(text.replace("free_queue: [3, 4, 5, 6, 7, 8, 2, 1]", "running: []"), [expected], opens=True)
 
 
 def test_unknown_model_is_a_problem_of_the_file_or_of_the_call() -> None:

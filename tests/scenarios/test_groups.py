@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from scenarios.resolve import session_config
 from scenarios.schema import Selector
 from scenarios.walk import frame_line
 from tests.scenarios.conftest import WordTokenizer
+from tests.scenarios.refusals import assert_complains, replaced
 
 CAUSE = Cause(CauseKind.SCENARIO)
 GOOD = """\
@@ -42,11 +44,7 @@ expect:
     block_table: {A: [[], []]}
 """
 
-
-def edited(old: str, new: str) -> str:
-    assert GOOD.count(old) == 1, f"{old!r} must stand once in the good scenario"
-    return GOOD.replace(old, new)
-
+edited = partial(replaced, GOOD)
 
 SWA = "{type: sliding_window, sliding_window: 8}"
 CASES: list[tuple[str, str, str]] = [
@@ -100,9 +98,7 @@ CASES: list[tuple[str, str, str]] = [
 
 @pytest.mark.parametrize(("text", "start"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_what_is_wrong_is_said_with_its_place(text: str, start: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        parse_scenario(text, "s.yaml")
-    assert [line for line in str(caught.value).splitlines() if line.startswith(start)], str(caught.value)
+    assert_complains(text, start)
 
 
 ON_TINY_SWA = """\
@@ -124,10 +120,7 @@ expect:
     block_table: {A: [[1, 4], [2, 5], [3, 6]]}
 """
 
-
-def on_tiny_swa(old: str, new: str) -> str:
-    assert ON_TINY_SWA.count(old) == 1
-    return ON_TINY_SWA.replace(old, new)
+on_tiny_swa = partial(replaced, ON_TINY_SWA)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +141,7 @@ def on_tiny_swa(old: str, new: str) -> str:
     ],
 )  # fmt: skip
 def test_what_a_model_with_windows_cannot_have_is_said_with_its_place(text: str, start: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        parse_scenario(text, "s.yaml")
-    assert [line for line in str(caught.value).splitlines() if line.startswith(start)], str(caught.value)
+    assert_complains(text, start)
 
 
 ON_TINY_HYBRID = """\
@@ -167,10 +158,7 @@ requests:
   - {id: A, prompt: "Four score and seven", max_tokens: 2}
 """
 
-
-def on_tiny_hybrid(old: str, new: str) -> str:
-    assert ON_TINY_HYBRID.count(old) == 1
-    return ON_TINY_HYBRID.replace(old, new)
+on_tiny_hybrid = partial(replaced, ON_TINY_HYBRID)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +185,7 @@ def on_tiny_hybrid(old: str, new: str) -> str:
     ],
 )  # fmt: skip
 def test_what_a_model_with_states_cannot_have_is_said_with_its_place(text: str, start: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        parse_scenario(text, "s.yaml")
-    assert [line for line in str(caught.value).splitlines() if line.startswith(start)], str(caught.value)
+    assert_complains(text, start)
 
 
 def test_the_mode_of_a_models_states_and_finer_hashes_reach_the_session() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from scenarios import open_session, parse_scenario
 from scenarios.problems import ScenarioError
 from tests.scenarios.conftest import WordTokenizer
+from tests.scenarios.refusals import assert_refused, replaced
 
 GOOD = """\
 id: scene
@@ -41,10 +44,7 @@ expect:
     block_table: {A1: [2, 3]}
 """
 
-
-def edited(old: str, new: str) -> str:
-    assert GOOD.count(old) == 1, f"{old!r} must stand once in the good scenario"
-    return GOOD.replace(old, new)
+edited = partial(replaced, GOOD)
 
 
 def in_a(field: str) -> str:
@@ -203,12 +203,7 @@ expect: [{at: end, swapped: [], parents: {A: null}}]
 
 @pytest.mark.parametrize(("text", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_bad_scenario_names_line_field_and_remedy(text: str, expected: list[str]) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        parse_scenario(text, "s.yaml")
-    lines = str(caught.value).split("\n")
-    assert len(lines) == len(expected) == len(caught.value.problems), lines
-    for line, beginning in zip(lines, expected, strict=True):
-        assert line.startswith(beginning)
+    assert_refused(text, expected)
 
 
 def test_the_good_scenario_is_good(words: WordTokenizer) -> None:
@@ -266,13 +261,7 @@ RESOLVED: list[tuple[str, str, list[str]]] = [
 
 @pytest.mark.parametrize(("text", "expected"), [c[1:] for c in RESOLVED], ids=[c[0] for c in RESOLVED])
 def test_what_the_model_or_the_pool_cannot_serve_is_refused(words: WordTokenizer, text: str, expected: list[str]) -> None:
-    scenario = parse_scenario(text.replace("block_table: {A1: [2, 3]}", "running: []"), "s.yaml")
-    with pytest.raises(ScenarioError) as caught:
-        open_session(scenario)
-    lines = str(caught.value).split("\n")
-    assert len(lines) == len(expected), lines
-    for line, beginning in zip(lines, expected, strict=True):
-        assert line.startswith(beginning)
+    assert_refused(text.replace("block_table: {A1: [2, 3]}", "running: []"), expected, opens=True)
 
 
 def test_beams_need_a_vocabulary_that_is_as_wide(words: WordTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import pytest
 
 from engine.trace.events import AttentionComputed
 from engine.trace.frame import Frame, Trace, WorkerRow
-from scenarios import ScenarioError, load_scenario, open_session, parse_scenario
+from scenarios import load_scenario, open_session, parse_scenario
 from scenarios.expectations import check_expectations
+from tests.scenarios.refusals import assert_complains, replaced
 from views.narration.words import Words
 from views.narration.worker_rows import GIVEN_UP, TAIL, row_notes
 
@@ -32,10 +35,7 @@ expect:
     stale_tail: {A: []}
 """
 
-
-def edited(old: str, new: str) -> str:
-    assert GOOD.count(old) == 1, f"{old!r} must stand once in the good scenario"
-    return GOOD.replace(old, new)
+edited = partial(replaced, GOOD)
 
 
 def read_by_kernels(frame: Frame) -> dict[tuple[str, int], set[int]]:
@@ -101,10 +101,7 @@ def test_a_request_without_a_row_has_nothing_to_compare() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_expected_is_refused_with_its_place(text: str, message: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        parse_scenario(text, "s.yaml")
-    found = str(caught.value)
-    assert message.partition("; did you mean")[0] in found, found
+    assert_complains(text, message.partition("; did you mean")[0])
 
 
 def test_a20_no_program_reads_what_the_windows_left_in_the_row() -> None:
