@@ -205,7 +205,8 @@ def _forced(words: Words, event: Any, facts: Facts) -> str:
 
 
 def _max_tokens(words: Words, event: Any, facts: Facts) -> str:
-    return f"It has made the {count(number(facts, 'max_tokens'), 'token')} that were asked for."
+    most = number(facts, "max_tokens")
+    return f"It has made the {count(most, 'token')} that {'was' if most == 1 else 'were'} asked for."
 
 
 def _stop_token(words: Words, event: Any, facts: Facts) -> str:

@@ -21,9 +21,9 @@ def _trace_started(words: Words, event: e.TraceStarted) -> str:
 def _prefix_lookup(words: Words, event: e.PrefixLookup) -> str:
     everywhere = " that every group has" if event.groups else ""
     if not event.num_hit_tokens:
-        return f"{event.request_id} finds nothing of its prompt in the prefix cache{everywhere}."
+        return f"{event.request_id} finds {'no beginning' if everywhere else 'nothing'} of its prompt{everywhere} in the prefix cache."
     found = f": {blocks(event.hit_block_ids)}" if real(event.hit_block_ids) and not event.groups else ""
-    return f"{event.request_id} finds {count(event.num_hit_tokens, 'token')} in the prefix cache{everywhere}{found}."
+    return f"{event.request_id} finds {count(event.num_hit_tokens, 'token')}{everywhere} in the prefix cache{found}."
 
 
 def _blocks_touched(words: Words, event: e.BlocksTouched) -> str:
@@ -138,7 +138,7 @@ def _skipped_rule(words: Words, event: e.BlocksSkipped) -> str:
 def _state_blocks_arranged(words: Words, event: e.StateBlocksArranged) -> str:
     grows = f"{event.request_id}'s table of states grows to {count(event.num_blocks, 'place')}{words.for_group(event.group_id)}"
     if not event.moved_from:
-        return f"{grows}: null blocks fill it up."
+        return f"{grows}: {'a null block fills' if event.num_blocks == 1 else 'null blocks fill'} it up."
     moved = f"the block at {places(event.moved_from)} moves" if len(event.moved_from) == 1 else f"the blocks at {places(event.moved_from)} move"
     return f"{grows}: {moved} to the end and leave{'s' if len(event.moved_from) == 1 else ''} null behind."
 

@@ -100,7 +100,7 @@ def test_r4_4_a_lookup_is_explained_group_by_group_with_the_junction() -> None:
     cause = Cause(CauseKind.WINDOW_TAIL)
     event = e.PrefixLookup(cause=cause, request_id="B", num_hit_tokens=28, hit_block_ids=[1], max_hit_tokens=32, groups=[full, window], junction=32)
     narration = say(event)
-    assert narration.text == "B finds 28 tokens in the prefix cache that every group has."
+    assert narration.text == "B finds 28 tokens that every group has in the prefix cache."
     assert narration.why == (
         "Tokens that each group has by itself – full attention: 32 (cut to what window 8 has); window 8: 28 (lacks a run of 2 cached blocks, 1 found). "
         "One group alone reaches 32 tokens: a junction."
@@ -192,7 +192,7 @@ def test_r6_6_and_r6_7_both_ends_are_let_go_before_the_copy_is_made() -> None:
 
 def test_r3_43_a_table_of_states_is_filled_up_with_null() -> None:
     narration = said(state_run(), "state_blocks_arranged")
-    assert narration.text == "A's table of states grows to 1 place: null blocks fill it up."
+    assert narration.text == "A's table of states grows to 1 place: a null block fills it up."
     assert (narration.symbol, narration.rule) == ("MambaManager.allocate_new_blocks", "R3.43")
     cause = Cause(CauseKind.ONE_STATE, {"num_speculative_blocks": 1})
     moved = say(e.StateBlocksArranged(cause=cause, request_id="A", group_id=0, num_blocks=4, moved_from=[2]), state_run())
