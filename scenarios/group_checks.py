@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import lcm
 
 from engine.group_config import GroupConfig, group_problems
 from engine.models.mamba_state import cache_mode_problem, state_does_not_fit
-from scenarios.model_groups import groups_on, has_states, has_windows, smallest_block_size
+from scenarios.model_groups import groups_on, has_states, has_windows, is_here, smallest_block_size
 from scenarios.problems import Path
 from scenarios.schema import Config, Group, Scenario
 
@@ -44,11 +45,16 @@ def _states(scenario: Scenario) -> Iterator[tuple[Path, str]]:
     config, model = scenario.config, scenario.model
     mode = config.mamba_cache_mode
     if model == "none":
+        for index, group in enumerate(config.kv_cache_groups):
+            if group.type == "mamba" and group.mamba_cache_mode == "none" and config.enable_prefix_caching:  # R3.42
+                message = "with prefix caching some states must be kept; choose align or all, or turn enable_prefix_caching off"
+                yield ("config", "kv_cache_groups", index, "mamba_cache_mode"), f"this is none, but {message}"
         if mode is not None:
             message = "without a model there are no Mamba layers to tell it; name a group with this mode in “kv_cache_groups”"
             yield ("config", "mamba_cache_mode"), message
         return
-    problem = cache_mode_problem(model, mode, enable_prefix_caching=config.enable_prefix_caching, has_states=has_states(model))
+    known = is_here(model)  # of a model that is not installed nothing is claimed
+    problem = cache_mode_problem(model, mode, enable_prefix_caching=config.enable_prefix_caching, has_states=has_states(model)) if known else None
     if problem is not None:
         yield ("config", "mamba_cache_mode"), f"this is {mode}, but {problem}"
     smallest = smallest_block_size(model)
@@ -73,7 +79,12 @@ def _sizes(config: Config, named: Sequence[Group | GroupConfig]) -> Iterator[tup
     for size in sizes:
         if unit is not None and unit % size:
             yield ("config", "scheduler_block_size"), f"this is {unit}, but it must be a multiple of every group's block size, and {size} is one; correct it"
-            break
+            return
+    hits_end_on, interval = unit or lcm(*sizes), config.retention_interval
+    if interval is not None and not any(kind in ("sliding_window", "mamba") for kind, _ in groups):
+        yield ("config", "retention_interval"), "no group has a sliding window or recurrent states, so this has no effect; leave it out"
+    elif interval is not None and interval % hits_end_on:
+        yield ("config", "retention_interval"), f"this is {interval}, but hits end on multiples of {hits_end_on} tokens; give 0 or such a multiple"
 
 
 def _ranks(config: Config) -> Iterator[tuple[Path, str]]:

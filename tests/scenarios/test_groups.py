@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,10 +183,24 @@ on_tiny_hybrid = partial(replaced, ON_TINY_HYBRID)
          "paper's engine does not know; take tiny, or set “engine” to v1"),
         (on_tiny_hybrid("model: tiny-hybrid", "model: tiny-hybrid\nengine: paper"),
          "s.yaml:10: config.mamba_cache_mode: “mamba_cache_mode” belongs to vLLM V1; "),
+        (on_tiny_hybrid("mamba_cache_mode: align", "retention_interval: 6"),
+         "s.yaml:9: config.retention_interval: this is 6, but hits end on multiples of 4 tokens; give 0 or such a multiple"),
+        (edited(SWA, "{type: mamba, block_size: 4, mamba_cache_mode: none}"), "s.yaml:11: config.kv_cache_groups[1].mamba_cache_mode: this is none, but with "
+         "prefix caching some states must be kept; choose align or all, or turn enable_prefix_caching off"),
     ],
 )  # fmt: skip
 def test_what_a_model_with_states_cannot_have_is_said_with_its_place(text: str, start: str) -> None:
     assert_complains(text, start)
+
+
+def test_of_a_model_that_is_not_installed_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has read its config.json, so nobody knows whether it has Mamba layers."""
+    monkeypatch.setenv("PAGEWALK_CACHE", str(tmp_path))
+    scenario = parse_scenario(on_tiny_hybrid("model: tiny-hybrid", "model: gemma3-270m"), "s.yaml")
+    with pytest.raises(
+        ScenarioError, match=r"^s.yaml:5: model: The model gemma3-270m is not installed: get it with `python -m engine.models pull gemma3-270m`\.$"
+    ):
+        run(scenario)
 
 
 def test_the_mode_of_a_models_states_and_finer_hashes_reach_the_session() -> None:
