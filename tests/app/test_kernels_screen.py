@@ -136,10 +136,12 @@ def test_other_sizes_are_marked_as_what_if(mixed: Frame) -> None:
 
 
 def test_small_tiles_let_the_loop_run_several_times(mixed: Frame) -> None:
-    app = open_kernels(scene=SCENE, step=str(mixed.seq))
+    app = open_kernels(scene=SCENE, step=str(mixed.seq), keys="0")
+    assert "One tile: take smaller ones" in [button.label for button in app.button]
     app.button(key="kernels-smaller").click().run()
     assert not app.exception
-    assert address_of(app)["keys"] == "4"
+    assert "keys" not in address_of(app)  # a block each is how a short context opens
+    assert "in tiles of 4 keys" in shown(app)
     before = charts(app)
     app.button(key="kernels-on").click().run()
     assert address_of(app)["tile"] == "1"

@@ -53,7 +53,7 @@ def test_a_program_and_a_token_are_clicked_and_show_what_the_run_did(
     app_address: str, new_page: Callable[..., Page], frames: list[Frame], mixed: Frame
 ) -> None:
     page = new_page()
-    open_part(page, app_address, f"scene={SCENE}&step={mixed.seq}&layer=2")
+    open_part(page, app_address, f"scene={SCENE}&step={mixed.seq}&layer=2&keys=0")
     page.wait_for_function(DRAWN, arg=3, timeout=TIMEOUT)
     rows = {row.request_id: row.block_ids[2] for row in mixed.rows}  # the worker's row of group 2, whose layers see all keys
     # Programs 0 and 1 are A's two KV heads, 2 and 3 B's.
@@ -82,7 +82,7 @@ def test_a_program_and_a_token_are_clicked_and_show_what_the_run_did(
 
 def test_the_loop_is_played_tile_by_tile(app_address: str, new_page: Callable[..., Page], mixed: Frame) -> None:
     page = new_page()
-    open_part(page, app_address, f"scene={SCENE}&step={mixed.seq}&layer=2&keys=4")
+    open_part(page, app_address, f"scene={SCENE}&step={mixed.seq}&layer=2")
     expect(page.get_by_text("Tile 0 is the first with keys for this query")).to_be_visible(timeout=TIMEOUT)
     page.get_by_role("button", name="▶").click()
     expect(page.get_by_text("Tile 1 has places 4 to 7.")).to_be_visible(timeout=TIMEOUT)

@@ -32,7 +32,9 @@ def launch_grid(launch: LaunchCloseup, colours: Mapping[str, str], chosen: tuple
     width = min(92.0, (WIDTH - LABELS) / columns)
     points: list[tuple[float, float, list[int], str]] = []
     for place, heading in enumerate(_headings(lines)):
-        canvas.words(LABELS + (place + 0.5) * width, TOP - 10, heading if width >= 56 or not place else heading.split()[-1], size=12)
+        canvas.words(LABELS + (place + 0.5) * width, TOP - 10, heading if width >= 56 else heading.split()[-1], size=12)
+    if width < 56:
+        canvas.words(LABELS - 8, TOP - 10, "KV head", size=12, right=True)
     for index, line in enumerate(lines):
         y = TOP + index * size
         canvas.words(LABELS - 8, y + size / 2, _label(line[0]), size=13, right=True)

@@ -39,12 +39,17 @@ GPU, HERE = "gpu", "here"
 TILES = {GPU: "As a GPU would run it", HERE: "As it ran here"}
 KEYS = (0, 4, 8, 16, 32, 64, 128)
 """Keys per tile that one may ask for; 0: as many as on a GPU."""
+GPU_KEYS = (32, 64)
+"""What a GPU takes at a time, by head size and number type."""
 EXAMPLES = ("figure-6-v1", "figure-7", "sliding-window-live")
 TILES_HELP = (
     "A GPU runs many small programs side by side. Triton's interpreter, which runs the kernels here, takes milliseconds for every program, so the run itself "
     "had few programs with many lanes each. Both are the same source, launched with other constants."
 )
-KEYS_HELP = "A GPU takes 32 or 64 keys at a time, often more than a short context has. Smaller tiles show the loop on few tokens; the result is the same."
+KEYS_HELP = (
+    "A GPU takes 32 or 64 keys at a time, often more than a short context has. Smaller tiles, with which a short context opens, show the loop on few "
+    "tokens; the result is the same."
+)
 
 
 def kernels(page: StreamlitPage) -> None:
@@ -191,7 +196,7 @@ def _closeup(
     num_layers = int(header.model.get("num_layers") or 1)
     layer = choices.pick("layer", range(num_layers), event.layers[0] if event.layers else 0)
     tiles = choices.pick("tiles", list(TILES))
-    keys = choices.pick("keys", KEYS)
+    keys = choices.pick("keys", KEYS, first_look(header, event))
     with controls:
         names = _layer_names(header)
         wide = 104 if not names else 188
@@ -215,9 +220,15 @@ def _closeup(
         return None
 
 
+def first_look(header: TraceHeader, event: AttentionComputed) -> int:
+    """Keys per tile until somebody chooses: as on a GPU where its loop runs several times (0), else about a block, because a loop that runs once shows
+    nothing of a walk."""
+    one_tile = max(event.seq_lens, default=0) <= min(GPU_KEYS)
+    return next((keys for keys in KEYS[1:] if keys >= header.config["block_size"]), 0) if one_tile else 0
+
+
 def _any_layer(choice: Choice, frame: int) -> None:
-    """To the first layer with attention, with the tiles of a GPU. What is wrong otherwise is said when the page runs again."""
-    choose("keys", 0)
+    """To the first layer with attention. What is wrong otherwise is said when the page runs again."""
     with contextlib.suppress(PagewalkError):
         choose("layer", state.closeup(choice, frame, None, None).layer)
 
