@@ -88,7 +88,7 @@ class Cell {
       const x = right - radius - i * pitch;
       svg(this.chips, "circle", { cx: x, cy: headLine - 5.5, r: radius, style: `fill:${name.colour}` });
       const long = name.letter.length > 2 ? { textLength: radius * 1.7, lengthAdjust: "spacingAndGlyphs" } : {};
-      svg(this.chips, "text", { x, y: headLine - (form === "words" ? 1 : 1.5), class: "letter", "text-anchor": "middle", ...long }, name.letter);
+      svg(this.chips, "text", { x, y: headLine - 1.2, class: "letter", "text-anchor": "middle", ...long }, name.letter);
     });
   }
 
@@ -128,9 +128,9 @@ class Cell {
     this.drawCover(partial ? partial.covered : whole);
     if (this.shape.form !== "line") return;
     const text = slots.map((s) => s.text).filter(Boolean).join(" ");
-    this.line.textContent = fitText(text, this.shape.width - 2 * this.shape.inset, 11, 500);
+    this.line.textContent = fitText(text, this.shape.width - 2 * this.shape.inset, 12, 500);
     const groupId = recording.groupOf(block);
-    this.label.textContent = recording.hasGroups && groupId >= 0 ? fitText(recording.groups[groupId].label, this.labelWidth - 2, 10.5, 500) : "";
+    this.label.textContent = recording.hasGroups && groupId >= 0 ? fitText(recording.groups[groupId].label, this.labelWidth - 2, 11.6, 500) : "";
   }
 
   makeSlots(recording, count) {
@@ -140,7 +140,7 @@ class Cell {
     let area = { x: inset, y: top, width: width - 2 * inset, height: height - top - inset };
     if (form === "line") {
       this.line = svg(this.contents, "text", { x: inset, y: top + 9, class: "line-words" });
-      const labels = recording.hasGroups ? recording.groups.filter((g) => !g.is_state).map((g) => measure(g.label, `500 10.5px ${fontFamily}`) + 5) : [];
+      const labels = recording.hasGroups ? recording.groups.filter((g) => !g.is_state).map((g) => measure(g.label, `500 11.6px ${fontFamily}`) + 5) : [];
       this.labelWidth = Math.min(Math.max(0, ...labels), area.width - 16);
       this.label = svg(this.contents, "text", { x: inset, y: height - 6, class: "group-label" });
       area = { x: inset + this.labelWidth, y: top + 14, width: area.width - this.labelWidth, height: area.height - 14 };
@@ -169,9 +169,9 @@ class Cell {
     part.shown = `${content.text}/${content.generated}`;
     part.words.replaceChildren();
     const weight = content.generated ? 700 : 500;
-    const lines = content.text ? wrapToken(content.text, part.width, 11.5, weight, part.lines) : [];
+    const lines = content.text ? wrapToken(content.text, part.width, 12, weight, part.lines) : [];
     lines.forEach((line, i) => {
-      const long = measure(line, `${weight} 11.5px ${fontFamily}`) > part.width;
+      const long = measure(line, `${weight} 12px ${fontFamily}`) > part.width;
       const y = part.y + (i - (lines.length - 1) / 2) * 13;
       svg(part.words, "text", { x: part.x, y, "text-anchor": "middle", textLength: long ? part.width : null, lengthAdjust: long ? "spacingAndGlyphs" : null }, line);
     });

@@ -3,6 +3,7 @@ const CHAIN_NARROW = 180;
 const CHAIN_WIDE = 330;
 const CHAIN_WIDER = 90; // for every further group
 const CHAIN_GAP = 30;
+const CHAIN_WORDS_LEAST = 30; // with less room, words are left to the hint
 const CHAIN_ROOT = 52;
 const CHAIN_MOST = 120; // nodes drawn at most
 
@@ -31,11 +32,12 @@ class ChainsPanel {
     setAttributes(this.picture, { "aria-label": `Prefix cache: ${nodes.length} ${nodes.length === 1 ? "hash" : "hashes"}${hidden > 0 ? ` and ${hidden} more that are not drawn` : ""}.` });
     const lanes = this.place(nodes);
     const lane = [0, 40, 31][lanes] || 23;
-    const height = [0, 32, 26][lanes] || 20;
+    this.twoLines = lanes === 1 && recording.hasGroups; // where several groups share a hash, their names and blocks take a line of their own
+    const height = this.twoLines ? 44 : [0, 32, 26][lanes] || 20;
+    const widest = Math.max(0, ...nodes.map((n) => n.depth + 1));
+    this.width = this.nodeWidth(nodes, widest);
     const top = lanes > 1 ? 2 : Math.max((sizeOf(this.body).height - height) / 2 - 1, 2);
     const y = (n) => top + n.lane * lane;
-    this.width = this.nodeWidth(nodes);
-    const widest = Math.max(0, ...nodes.map((n) => n.depth + 1));
     setAttributes(this.picture, { width: Math.max(CHAIN_ROOT + widest * (this.width + CHAIN_GAP) + 8, sizeOf(this.body).width - 2), height: Math.max(lanes * lane + 2, sizeOf(this.body).height - 4) });
     svg(this.picture, "rect", { x: 1, y: top, width: CHAIN_ROOT - 2, height, rx: 8, class: "chain-root" });
     svg(this.picture, "text", { x: CHAIN_ROOT / 2, y: top + height / 2 + 4.5, "text-anchor": "middle", class: "muted" }, "root");
@@ -57,12 +59,14 @@ class ChainsPanel {
     const isNow = node.blocks.some((b) => now.includes(b));
     const group = svg(this.picture, "g", { class: `chain-node${isNow ? " now" : ""}`, transform: `translate(${x},${y})`, "data-block": node.blocks[0], "data-blocks": node.blocks.join(" "), tabindex: 0 });
     svg(group, "rect", { width: this.width, height, rx: Math.min(8, height / 3) });
-    svg(group, "text", { x: 10, y: height / 2 + 4.5, class: "hash" }, node.hash.slice(0, 6));
+    const line = this.twoLines ? 17.5 : height / 2 + 4.5;
+    svg(group, "text", { x: 10, y: line, class: "hash" }, node.hash.slice(0, 6));
     const where = this.where(node);
-    const right = measure(where, `600 12.5px ${fontFamily}`) + 10;
+    const right = (this.twoLines ? 0 : measure(where, `600 12.5px ${fontFamily}`)) + 10;
     const left = 16 + measure(node.hash.slice(0, 6), `700 13px ${fontFamily}`);
-    svg(group, "text", { x: left, y: height / 2 + 4.5, class: "words" }, fitText(node.words, this.width - left - 6 - right, 12.5, 500));
-    svg(group, "text", { x: this.width - 10, y: height / 2 + 4.5, "text-anchor": "end", class: "where" }, where);
+    const room = this.width - left - 6 - right;
+    svg(group, "text", { x: left, y: line, class: "words" }, room < CHAIN_WORDS_LEAST ? "" : fitText(node.words, room, 12.5, 500));
+    svg(group, "text", this.twoLines ? { x: 10, y: line + 17, class: "where" } : { x: this.width - 10, y: line, "text-anchor": "end", class: "where" }, where);
     const parent = node.parent ? `${node.lost ? "after" : "parent"} ${node.parent.slice(0, 6)}…${node.lost ? " (what is between is not cached)" : ""}` : node.known ? "first block: no parent" : "its request is gone";
     hint(group, `${node.hash}\n${node.words}\n${where}; ${parent}`);
   }
@@ -74,10 +78,15 @@ class ChainsPanel {
     return node.groups.map(([group, ids]) => `${this.recording.groups[group].label}: ${ids.join(", ")}`).join(" · ");
   }
 
-  // One width for all nodes, wide enough for the longest words if that is reasonable.
-  nodeWidth(nodes) {
-    const wanted = nodes.map((n) => 74 + measure(n.words, `500 12.5px ${fontFamily}`) + 18 + measure(this.where(n), `600 12.5px ${fontFamily}`) + 10);
-    return Math.ceil(Math.min(Math.max(CHAIN_NARROW, ...wanted), CHAIN_WIDE + (this.recording.groups.length - 1) * CHAIN_WIDER));
+  // One width for all nodes, wide enough for the longest words if that is reasonable; of a chain that would not fit the panel, words are cut before blocks are.
+  nodeWidth(nodes, widest) {
+    const where = nodes.map((n) => measure(this.where(n), `600 12.5px ${fontFamily}`));
+    const words = nodes.map((n) => 74 + measure(n.words, `500 12.5px ${fontFamily}`) + 10);
+    const wanted = nodes.map((_, i) => (this.twoLines ? Math.max(words[i], where[i] + 22) : words[i] + 18 + where[i]));
+    const least = Math.max(CHAIN_NARROW, ...where.map((w) => (this.twoLines ? w + 22 : w + 92)));
+    const room = (sizeOf(this.body).width - CHAIN_ROOT - 10) / Math.max(widest, 1) - CHAIN_GAP;
+    const width = Math.min(Math.max(CHAIN_NARROW, ...wanted), CHAIN_WIDE + (this.recording.groups.length - 1) * CHAIN_WIDER);
+    return width > room ? Math.floor(Math.max(room, least)) : Math.ceil(width);
   }
 
   // The tokens that it adds to its parent's: those of the request that knows the chain, else those in the block's slots.

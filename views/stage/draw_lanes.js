@@ -8,7 +8,7 @@ function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
   const count = Math.max(Math.ceil(tokens.length / unit), ...tables.map((places, g) => (places.length * spans[g]) / unit));
   const grid = html(parent, "div", { class: "lanes", role: "table", "aria-label": "Block tables" });
   grid.style.setProperty("--groups", spans.length);
-  grid.style.setProperty("--lane", `${[60, 60, 60, 52][spans.length] || 42}px`);
+  grid.style.setProperty("--lane", `${[56, 56, 56, 52][spans.length] || 42}px`);
   html(grid, "span", { class: "lane-title" });
   html(grid, "span", { class: "lane-title" }, "tokens");
   recording.groups.forEach((group, groupId) => html(grid, "span", { class: "lane-title lane", role: "columnheader", title: `group ${groupId}: ${group.title}` }, group.label));
@@ -60,7 +60,7 @@ function drawCells(parent, tokens, span, justPosition = -1) {
   cells.style.setProperty("--columns", Math.min(span, 4));
   for (let i = 0; i < span; i += 1) {
     const cell = tokens[i];
-    if (cell) html(cells, "span", { class: tokenClass(cell, cell.position === justPosition), title: tokenTitle(cell) }, cell.text);
+    if (cell) html(cells, "span", { class: `${tokenClass(cell, cell.position === justPosition)}${Array.from(cell.text).length > 6 ? " long" : ""}`, title: tokenTitle(cell) }, cell.text);
     else html(cells, "span", { class: "token vacant" });
   }
 }

@@ -79,9 +79,9 @@ class PoolPanel {
   drawRead(cell, to, tokens) {
     if (!cell || !to) return null;
     const words = cell === to ? `read, then +${tokens}` : "read";
-    const half = measure(words, `650 11px ${fontFamily}`) / 2 + 5;
-    const { width, height } = this.shape;
-    const y = cell.y + height - (this.shape.form === "words" ? 4 : 3);
+    const half = measure(words, `650 12px ${fontFamily}`) / 2 + 5;
+    const { width, height, rows, columns } = this.shape;
+    const y = cell.y + height + (Math.floor(cell.id / columns) < rows - 1 ? 1.5 : -4); // in the gap below, where there is one: the state's own words stay free
     const group = svg(this.copies, "g", { class: "copy state label read" });
     const side = cell === to ? 0 : (to.x < cell.x ? 1 : -1) * Math.max(width / 2 - half - 3, 0);
     const x = Math.max(cell.x + width / 2 + side, half);
@@ -100,7 +100,7 @@ class PoolPanel {
     const line = route.map((p, i) => `${i ? "L" : "M"}${p.x} ${p.y}`).join("");
     svg(group, "path", { d: `${line}M${tip.x - 5} ${tip.y + 6 * up}L${tip.x} ${tip.y}L${tip.x + 5} ${tip.y + 6 * up}` });
     const words = { queued: "copy", done: "copied", state: `+${plural(tokens, "token")}` }[state];
-    const half = measure(words, `650 11px ${fontFamily}`) / 2 + 5;
+    const half = measure(words, `650 12px ${fontFamily}`) / 2 + 5;
     const way = Math.min(Math.abs(route[2].x - route[1].x) / 2, half + 8) * Math.sign(route[2].x - route[1].x);
     const near = index ? route[2].x - way : route[1].x + way; // copies of one block part at its end: only the first label stands there
     const x = Math.min(Math.max(near, half), sizeOf(this.body).width - half);

@@ -1,5 +1,5 @@
 // The manager's tables and the worker's rows, column above column. Differences bear a sign and a sentence; the sentences are the narration's.
-const ROW_LABEL = 54; // width of the words before a line of columns
+const ROW_LABEL = 58; // width of the words before a line of columns
 const ROW_CELLS = [27, 30]; // width of a column where the panel is narrow, and where it is not
 const LONGEST_RUN = 7; // more neighbouring columns of one kind are cut in the middle
 const ROW_SIGNS = { given_up: "≠", changed: "≠", left: "≠", not_told: "+", tail: "┃" };
@@ -34,7 +34,7 @@ class WorkerRowsPanel {
     drawLetter(head, request);
     if (request.request_id.length > 2) html(head, "b", { class: "name" }, request.request_id);
     html(head, "b", {}, row ? `worker row ${row.row}` : "no row yet");
-    html(head, "span", { class: "muted" }, row ? `${request.num_computed_tokens} tokens computed` : "the worker gets the whole table when the step is executed");
+    html(head, "span", { class: "muted" }, row ? `${plural(request.num_computed_tokens, "token")} computed` : "the worker gets the whole table when the step is executed");
     recording.groups.forEach((group, groupId) => this.drawGroup(card, recording, frame, request, row, groupId, width));
   }
 
