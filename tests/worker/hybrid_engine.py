@@ -7,33 +7,25 @@ state or a slot too many says something else than transformers. The recorder che
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from transformers import BambaConfig, BambaForCausalLM, DynamicCache, PreTrainedModel
 
 from engine.capture import StateCapture
-from engine.core.block_hash import BlockHasher
 from engine.core.kv_cache_groups import get_kv_cache_groups
-from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec
-from engine.core.output import SamplingParams
-from engine.core.request import Request
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheGroupSpec, KVCacheSpec, MambaSpec
 from engine.group_config import resolve_kv_cache_block_sizes
-from engine.model_groups import layer_groups_of
 from engine.trace.events import BlocksAllocated, BlocksFreed, BlocksSkipped, Cause, CauseKind, CopyQueued, Event, RequestAdmitted, TraceStarted
 from engine.trace.frame import Trace, TraceHeader
 from engine.trace.recorder import Recorder
 from engine.worker.kernel_settings import KernelSettings
 from engine.worker.kv_cache import StateShape
 from engine.worker.mamba_mixer import state_shapes
-from engine.worker.model_runner import ModelRunner
+from tests.worker.engine_loop import EngineLoop
 from tests.worker.harness import TOLERANCE, TORCH, VOCAB_SIZE
 
 MAX_MODEL_LEN = 192
-E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True)
@@ -105,10 +97,8 @@ def groups_of(model: PreTrainedModel, block_size: int, mode: str, state_block_si
     return get_kv_cache_groups({f"layers.{layer}": spec_of(layer) for layer in range(config.num_hidden_layers)})
 
 
-class HybridEngine:
-    """Runs requests to their end and keeps every logits row: `logits[request]` lists (position of the fed token, float32 [vocab]), step after step.
-
-    `mode`: ``align`` or ``all`` with prefix caching, ``none`` without. `unit`: hits end on multiples of so many tokens (prefix_match_unit)."""
+class HybridEngine(EngineLoop):
+    """`mode`: ``align`` or ``all`` with prefix caching, ``none`` without. `unit`: hits end on multiples of so many tokens (prefix_match_unit)."""
 
     def __init__(
         self,
@@ -124,56 +114,36 @@ class HybridEngine:
         max_num_seqs: int = 6,
         kernel_witness: bool = False,
     ) -> None:
-        self.caching = mode != "none"
-        self.groups = groups_of(model, block_size, mode, state_block_size)
-        specs = [group.kv_cache_spec for group in self.groups]
-        scheduler_size, hash_size = resolve_kv_cache_block_sizes(specs, state_block_size or block_size, prefix_match_unit=unit, hashing=self.caching)
-        self.events: list[Event] = []
-        self.logits: dict[str, list[tuple[int, torch.Tensor]]] = {}
-        self.requests: dict[str, Request] = {}
-        self._hasher = BlockHasher(hash_block_size=hash_size)
-        self.scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN),
-            KVCacheConfig(num_blocks=num_blocks, kv_cache_groups=self.groups),
-            enable_caching=self.caching,
-            block_hasher=self._hasher,
+        caching = mode != "none"
+        groups = groups_of(model, block_size, mode, state_block_size)
+        sizes = [group.kv_cache_spec.block_size for group in groups]
+        specs = [group.kv_cache_spec for group in groups]
+        scheduler_size, hash_size = resolve_kv_cache_block_sizes(specs, state_block_size or block_size, prefix_match_unit=unit, hashing=caching)
+        super().__init__(
+            model,
+            groups,
+            num_blocks=num_blocks,
+            budget=budget,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max_num_seqs,
+            caching=caching,
+            settings=settings,
+            kernel_witness=kernel_witness,
             hash_block_size=hash_size,
             scheduler_block_size=scheduler_size,
             block_size=state_block_size or block_size,
-            emit=self._emit,
-        )
-        self.runner = ModelRunner(
-            model,
-            num_blocks=num_blocks,
-            block_sizes=tuple(spec.block_size for spec in specs),
-            max_num_seqs=max_num_seqs,
-            max_model_len=MAX_MODEL_LEN,
-            max_num_batched_tokens=budget,
-            kernel_settings=settings,
-            emit=self._emit,
-            layer_groups=layer_groups_of(self.groups),
-            mamba_cache_modes=[spec.mamba_cache_mode if isinstance(spec, MambaSpec) else None for spec in specs],
-            kernel_witness=kernel_witness,
         )
         self.trace = Trace(TraceHeader({}, {}, {}, {}, {}, 0, {}), [])
         capture = StateCapture(self.scheduler, block_size, self.requests, {})
         capture.worker = self.runner
         self.recorder = Recorder(self.trace, capture, max_frames=100_000)
-        sizes = [spec.block_size for spec in specs]
-        self._emit(TraceStarted(cause=Cause(CauseKind.SCENARIO), num_blocks=num_blocks, block_size=block_size, group_block_sizes=sizes))
         self.freed_by: dict[int, str | None] = {}
         self.inherited: set[tuple[str | None, str | None]] = set()
         """(who gave a block back, who got it)."""
-        self.spoil(range(num_blocks))
+        self.emit(TraceStarted(cause=Cause(CauseKind.SCENARIO), num_blocks=num_blocks, block_size=block_size, group_block_sizes=sizes))
 
-    def spoil(self, block_ids: Iterable[int]) -> None:
-        """Make the pages not-a-number, states and all."""
-        for layer in self.runner.kv_cache.one_layer_of:
-            for pages in (self.runner.kv_cache.key_caches[layer], self.runner.kv_cache.value_caches[layer]):
-                pages[list(block_ids)] = torch.nan
-
-    def _emit(self, event: Event) -> None:
-        self.events.append(event)
+    def emit(self, event: Event) -> None:
+        super().emit(event)
         self.recorder.emit(event)
         if isinstance(event, BlocksFreed | BlocksSkipped):
             self.freed_by |= dict.fromkeys((*event.prepended, *event.appended), event.request_id)
@@ -186,31 +156,10 @@ class HybridEngine:
         elif isinstance(event, CopyQueued):
             self.spoil([event.destination_block_id])
 
-    def add(self, req_id: str, prompt: list[int], num_tokens: int) -> None:
-        self.recorder.begin_op(f"add_request {req_id}")
-        request = Request(req_id, prompt, SamplingParams(max_tokens=num_tokens), block_hasher=self._hasher if self.caching else None)
-        self.requests[req_id] = request
-        self.scheduler.add_request(request)
-
-    def step(self) -> None:
-        self.recorder.begin_step()
-        self.recorder.begin_op("schedule")
-        output = self.scheduler.schedule()
-        self.recorder.begin_op("execute_model")
-        result = self.runner.execute_model(output)
-        for req_id, logits in self.runner.last_logits.items():
-            self.logits.setdefault(req_id, []).append((self.requests[req_id].num_computed_tokens - 1, logits))
-        self.recorder.begin_op("update_from_output")
-        self.scheduler.update_from_output(output, result)
-
-    def run(self, num_steps: int = 1000) -> None:
-        for _ in range(num_steps):
-            if not self.scheduler.has_unfinished_requests():
-                return
-            self.step()
-
-    def of_kind(self, kind: type[E]) -> list[E]:
-        return [event for event in self.events if isinstance(event, kind)]
+    def begin_op(self, op: str) -> None:
+        if op == "schedule":
+            self.recorder.begin_step()
+        self.recorder.begin_op(op)
 
     def hits(self) -> list[tuple[str | None, int]]:
         """Request and length of each hit with which a request was admitted."""

@@ -5,84 +5,46 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
-from engine.core.block_hash import BlockHasher
-from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from engine.core.output import SamplingParams
-from engine.core.request import Request
-from engine.core.scheduler import Scheduler, SchedulerConfig
-from engine.trace.events import BlockEvicted, Event, PrefixLookup, RequestAdmitted, RequestPreempted
+from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheGroupSpec
+from engine.trace.events import BlockEvicted, PrefixLookup, RequestAdmitted, RequestPreempted
 from engine.worker.kernel_settings import KernelSettings
-from engine.worker.model_runner import ModelRunner
-from tests.worker.harness import INTERPRET, ONE_LAYER, TOLERANCE, TORCH, dynamic_cache_generation, dynamic_cache_logits, random_prompt
+from tests.worker.engine_loop import EngineLoop
+from tests.worker.harness import INTERPRET, ONE_LAYER, TORCH, dynamic_cache_generation, dynamic_cache_logits, random_prompt
 
 
-class Engine:
-    """Scheduler and worker over one pool of `num_blocks` blocks, with every logits row kept by request and position."""
+class Engine(EngineLoop):
+    """One group of all layers, with full attention."""
 
-    def __init__(
-        self, model: PreTrainedModel, *, block_size: int, num_blocks: int, max_num_batched_tokens: int, settings: KernelSettings = TORCH, poison: bool = True
-    ) -> None:
-        self.events: list[Event] = []
-        self.logits: dict[tuple[str, int], torch.Tensor] = {}
-        self.finished: dict[str, Request] = {}
+    def __init__(self, model: PreTrainedModel, *, block_size: int, num_blocks: int, max_num_batched_tokens: int, settings: KernelSettings = TORCH) -> None:
         spec = FullAttentionSpec(block_size=block_size, num_kv_heads=2, head_size=8)
-        self.scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens, max_model_len=(num_blocks - 1) * block_size),
-            KVCacheConfig(num_blocks=num_blocks, kv_cache_groups=[KVCacheGroupSpec(layer_names=["layers"], kv_cache_spec=spec)]),
-            block_hasher=BlockHasher(hash_block_size=block_size),
-            emit=self.events.append,
-        )
-        self.runner = ModelRunner(
+        layers = [f"layers.{layer}" for layer in range(model.config.num_hidden_layers)]
+        super().__init__(
             model,
+            [KVCacheGroupSpec(layer_names=layers, kv_cache_spec=spec)],
             num_blocks=num_blocks,
-            block_sizes=(block_size,),
-            max_num_seqs=4,
+            budget=max_num_batched_tokens,
             max_model_len=(num_blocks - 1) * block_size,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kernel_settings=settings,
-            emit=self.events.append,
+            settings=settings,
         )
-        if poison:
-            for cache in (*self.runner.kv_cache.key_caches, *self.runner.kv_cache.value_caches):
-                cache.fill_(float("nan"))
 
-    def step(self) -> None:
-        output = self.scheduler.schedule()
-        result = self.runner.execute_model(output)
-        tables = self.scheduler.kv_cache_manager.get_block_ids
-        for row in self.runner.rows():  # R8.3: nothing is ever nulled with full attention, so rows and tables agree
-            assert tuple(list(ids) for ids in row.block_ids) == tables(row.request_id)
-        for req_id, logits in self.runner.last_logits.items():
-            self.logits[req_id, self.scheduler.requests[req_id].num_computed_tokens - 1] = logits
-        for request in self.scheduler.update_from_output(output, result):
-            self.finished[request.request_id] = request
-
-    def run(self) -> None:
-        for _ in range(500):
-            if not self.scheduler.has_unfinished_requests():
-                return
-            self.step()
-        raise AssertionError("500 steps and no end")
+    def check_executed(self) -> None:
+        """R8.3: nothing is ever nulled with full attention, so rows and tables agree."""
+        for row in self.runner.rows():
+            assert tuple(list(ids) for ids in row.block_ids) == self.tables(row.request_id)
 
     def assert_same_as_dynamic_cache(self, reference: PreTrainedModel) -> None:
-        for req_id, request in self.finished.items():
-            prompt, outputs = request.prompt_token_ids, request.output_token_ids
-            assert outputs == dynamic_cache_generation(reference, prompt, request.sampling_params.max_tokens), req_id
-            expected = dynamic_cache_logits(reference, request.all_token_ids, len(prompt))
-            rows = {position: row for (r, position), row in self.logits.items() if r == req_id}
-            assert rows.keys() >= set(range(len(prompt) - 1, request.num_tokens - 1))
-            for position, row in rows.items():
-                assert float((row - expected[position]).abs().max()) <= TOLERANCE, (req_id, position)
-
-    def count(self, kind: type[Event]) -> int:
-        return sum(isinstance(e, kind) for e in self.events)
+        self.assert_says(
+            lambda request: (
+                dynamic_cache_generation(reference, request.prompt_token_ids, request.sampling_params.max_tokens),
+                dynamic_cache_logits(reference, request.all_token_ids, request.num_prompt_tokens),
+            )
+        )
 
     @property
     def num_hit_tokens(self) -> int:
-        return sum(e.num_computed_tokens for e in self.events if isinstance(e, RequestAdmitted) and not e.resumed)
+        return sum(e.num_computed_tokens for e in self.of_kind(RequestAdmitted) if not e.resumed)
 
 
 @pytest.mark.parametrize("settings", [TORCH, ONE_LAYER, INTERPRET], ids=["torch", "one layer", "interpret"])
@@ -90,11 +52,11 @@ def test_a_pool_that_is_too_small_preempts_and_still_says_the_same(model: PreTra
     engine = Engine(model, block_size=4, num_blocks=13, max_num_batched_tokens=16, settings=settings)
     shared = random_prompt(9, seed=100)
     for req_id, prompt in {"A": shared, "B": random_prompt(13, seed=1), "C": [*shared[:8], 7, 8, 9], "D": random_prompt(6, seed=2)}.items():
-        engine.scheduler.add_request(Request(req_id, prompt, SamplingParams(max_tokens=14)))
+        engine.add(req_id, prompt, 14)
     engine.run()
     assert sorted(engine.finished) == ["A", "B", "C", "D"]
-    assert engine.count(RequestPreempted) >= 2
-    assert engine.count(BlockEvicted) >= 1
+    assert len(engine.of_kind(RequestPreempted)) >= 2
+    assert engine.of_kind(BlockEvicted)
     assert engine.num_hit_tokens >= 8
     engine.assert_same_as_dynamic_cache(reference)
 
@@ -104,9 +66,9 @@ def test_a_hit_on_blocks_that_the_same_step_still_writes(model: PreTrainedModel,
     engine = Engine(model, block_size=4, num_blocks=20, max_num_batched_tokens=64)
     prompt = random_prompt(11, seed=3)
     for req_id in ("A", "B"):
-        engine.scheduler.add_request(Request(req_id, prompt, SamplingParams(max_tokens=5)))
+        engine.add(req_id, prompt, 5)
     engine.step()
-    lookups = [e.num_hit_tokens for e in engine.events if isinstance(e, PrefixLookup)]
+    lookups = [e.num_hit_tokens for e in engine.of_kind(PrefixLookup)]
     assert lookups == [0, 8]
     assert len(engine.runner.slot_mapping) == 11 + 3
     engine.run()
@@ -127,9 +89,8 @@ def test_random_crowds(model: PreTrainedModel, reference: PreTrainedModel, seed:
     max_tokens = [rng.randint(1, 16) for _ in prompts]
     longest = max(-(-(len(p) + m) // block_size) for p, m in zip(prompts, max_tokens, strict=True))
     engine = Engine(model, block_size=block_size, num_blocks=longest + rng.randint(2, longest + 2), max_num_batched_tokens=rng.choice([5, 16, 64]))
-    waiting = [Request(str(i), p, SamplingParams(max_tokens=m)) for i, (p, m) in enumerate(zip(prompts, max_tokens, strict=True))]
-    while waiting:
-        engine.scheduler.add_request(waiting.pop(0))
+    for i, (prompt, num_tokens) in enumerate(zip(prompts, max_tokens, strict=True)):
+        engine.add(str(i), prompt, num_tokens)
         for _ in range(rng.randint(0, 3)):
             engine.step()
     engine.run()
@@ -140,7 +101,7 @@ def test_random_crowds(model: PreTrainedModel, reference: PreTrainedModel, seed:
 def test_every_block_is_free_and_every_row_empty_at_the_end(model: PreTrainedModel) -> None:
     engine = Engine(model, block_size=4, num_blocks=13, max_num_batched_tokens=16)
     for i in range(4):
-        engine.scheduler.add_request(Request(str(i), random_prompt(9 + i, seed=i), SamplingParams(max_tokens=9)))
+        engine.add(str(i), random_prompt(9 + i, seed=i), 9)
     engine.run()
     engine.step()
     assert engine.runner.rows() == ()

@@ -13,21 +13,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.core.block_hash import BlockHasher
-from engine.core.kv_cache_spec import KVCacheConfig
-from engine.core.output import SamplingParams
-from engine.core.request import Request
-from engine.core.scheduler import Scheduler, SchedulerConfig
 from engine.core.sliding_window_manager import SlidingWindowManager
 from engine.errors import EngineError, InvalidInput
 from engine.group_config import group_specs
-from engine.model_groups import layer_groups_of
 from engine.models import kv_cache_groups_of, load_model
 from engine.models.tiny_tokenizer import read_passages
 from engine.trace.events import AttentionComputed, BlocksAllocated, BlocksSkipped, Event, PrefixLookup, RequestPreempted
 from engine.worker.attention import ForwardContext
 from engine.worker.kernel_settings import KernelSettings, choose_kernel_settings
 from engine.worker.model_runner import ModelRunner
+from tests.worker.engine_loop import EngineLoop
 from tests.worker.harness import TOLERANCE, TORCH, Driver, dynamic_cache_generation, dynamic_cache_logits, untouched_copy
 
 BLOCK_SIZE = 4
@@ -54,8 +49,8 @@ def cached_logits(token_ids: tuple[int, ...], num_prompt_tokens: int) -> torch.T
     return dynamic_cache_logits(reference(), list(token_ids), num_prompt_tokens)
 
 
-class WindowEngine:
-    """Scheduler and worker on the groups that the model's layers ask for. Every page is not-a-number until it is written."""
+class WindowEngine(EngineLoop):
+    """On the groups that the model's layers ask for."""
 
     def __init__(
         self,
@@ -68,80 +63,37 @@ class WindowEngine:
         block_size: int = BLOCK_SIZE,
     ) -> None:
         loaded = load_model(model)
-        self.groups = group_specs(kv_cache_groups_of(model, block_size), block_size)
-        self.events: list[Event] = []
         self.skipped_by: dict[int, str | None] = {}
         """Block that left a window -> who let it go, until it is handed out again."""
         self.inherited: list[tuple[str | None, str | None]] = []
         """(who let a block go, who got it), in the order of getting."""
-        self.logits: dict[tuple[str, int], torch.Tensor] = {}
-        self.finished: dict[str, Request] = {}
-        self._caching = caching
-        self.scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=budget, max_model_len=1024),
-            KVCacheConfig(num_blocks=num_blocks, kv_cache_groups=self.groups),
-            enable_caching=caching,
-            block_hasher=BlockHasher(hash_block_size=block_size),
-            emit=self._emit,
-        )
-        self.runner = ModelRunner(
+        super().__init__(
             loaded.model,
+            group_specs(kv_cache_groups_of(model, block_size), block_size),
             num_blocks=num_blocks,
-            block_sizes=tuple(group.kv_cache_spec.block_size for group in self.groups),
-            max_num_seqs=4,
+            budget=budget,
             max_model_len=1024,
-            max_num_batched_tokens=budget,
-            kernel_settings=settings or choose_kernel_settings("torch", (), num_layers=loaded.shape["num_layers"]),
-            emit=self.events.append,
-            layer_groups=layer_groups_of(self.groups),
-            sliding_windows=[group.kv_cache_spec.event_sliding_window for group in self.groups],
+            caching=caching,
+            settings=settings or choose_kernel_settings("torch", (), num_layers=loaded.shape["num_layers"]),
         )
-        self.spoil(range(num_blocks))
 
-    def spoil(self, block_ids: range | list[int]) -> None:
-        for tensor in (*self.runner.kv_cache.key_caches, *self.runner.kv_cache.value_caches):
-            tensor[list(block_ids)] = torch.nan
-
-    def _emit(self, event: Event) -> None:
-        self.events.append(event)
+    def emit(self, event: Event) -> None:
+        super().emit(event)
         if isinstance(event, BlocksSkipped):
             self.skipped_by |= dict.fromkeys(event.block_ids, event.request_id)
-            if not self._caching:
+            if not self.caching:
                 self.spoil(event.block_ids)
         elif isinstance(event, BlocksAllocated):
             self.inherited += [(self.skipped_by.pop(block_id), event.request_id) for block_id in event.block_ids if block_id in self.skipped_by]
             self.spoil(event.block_ids)
 
-    def add(self, req_id: str, prompt: list[int], num_tokens: int) -> None:
-        self.scheduler.add_request(Request(req_id, prompt, SamplingParams(max_tokens=num_tokens)))
-
-    def step(self) -> None:
-        output = self.scheduler.schedule()
-        result = self.runner.execute_model(output)
-        for req_id, logits in self.runner.last_logits.items():
-            self.logits[req_id, self.scheduler.requests[req_id].num_computed_tokens - 1] = logits
-        for request in self.scheduler.update_from_output(output, result):
-            self.finished[request.request_id] = request
-
-    def run(self, num_steps: int = 1000) -> None:
-        for _ in range(num_steps):
-            if not self.scheduler.has_unfinished_requests():
-                return
-            self.step()
-
     def assert_same_as_transformers(self) -> None:
-        for req_id, request in self.finished.items():
-            prompt = tuple(request.prompt_token_ids)
-            assert request.output_token_ids == continuation(prompt, request.sampling_params.max_tokens), req_id
-            expected = cached_logits(tuple(request.all_token_ids), len(prompt))
-            rows = {position: row for (r, position), row in self.logits.items() if r == req_id}
-            assert rows.keys() >= set(range(len(prompt) - 1, request.num_tokens - 1))
-            for position, row in rows.items():
-                difference = float((row - expected[position]).abs().max())
-                assert difference <= TOLERANCE, (req_id, position, difference)  # false for not-a-number, too
-
-    def tables(self, req_id: str) -> tuple[list[int], ...]:
-        return self.scheduler.kv_cache_manager.get_block_ids(req_id)
+        self.assert_says(
+            lambda request: (
+                continuation(tuple(request.prompt_token_ids), request.sampling_params.max_tokens),
+                cached_logits(tuple(request.all_token_ids), request.num_prompt_tokens),
+            )
+        )
 
 
 def gettysburg_and_others(engine: WindowEngine) -> None:
@@ -228,7 +180,7 @@ def test_a_plain_forward_pass_agrees_as_well() -> None:
     engine.run()
     with torch.inference_mode():
         expected = reference()(input_ids=torch.tensor([engine.finished["A"].all_token_ids]), use_cache=False).logits[0]
-    for (_, position), row in engine.logits.items():
+    for position, row in engine.logits["A"]:
         assert float((row - expected[position]).abs().max()) <= TOLERANCE
 
 

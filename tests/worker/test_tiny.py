@@ -6,12 +6,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.core.output import SamplingParams
-from engine.core.request import Request
 from engine.models import load_model
 from engine.trace.events import AttentionComputed
 from engine.worker.kernel_settings import choose_kernel_settings
-from tests.worker.harness import TOLERANCE, dynamic_cache_generation, dynamic_cache_logits, untouched_copy
+from tests.worker.harness import untouched_copy
 from tests.worker.test_end_to_end import Engine
 
 PROMPTS = {
@@ -35,17 +33,12 @@ def test_tiny_with_hits_and_preemptions(tiny_reference: PreTrainedModel, layers:
     num_blocks = max(-(-(len(p) + 8) // 4) for p in prompts.values()) + 3
     engine = Engine(loaded.model, block_size=4, num_blocks=num_blocks, max_num_batched_tokens=32, settings=settings)
     for req_id, prompt in prompts.items():
-        engine.scheduler.add_request(Request(req_id, prompt, SamplingParams(max_tokens=8)))
+        engine.add(req_id, prompt, 8)
     engine.run()
-    for req_id, request in engine.finished.items():
-        assert request.output_token_ids == dynamic_cache_generation(tiny_reference, prompts[req_id], 8), req_id
-        expected = dynamic_cache_logits(tiny_reference, request.all_token_ids, len(prompts[req_id]))
-        for (owner, position), row in engine.logits.items():
-            if owner == req_id:
-                assert float((row - expected[position]).abs().max()) <= TOLERANCE
+    engine.assert_same_as_dynamic_cache(tiny_reference)
     assert len(engine.finished) == 4
     assert loaded.tokenizer.decode(engine.finished["A"].output_token_ids).split()[:3] == ["fathers", "brought", "forth"]
-    bounds = [e.agrees_within for e in engine.events if isinstance(e, AttentionComputed)]
+    bounds = [e.agrees_within for e in engine.of_kind(AttentionComputed)]
     assert all(bound is not None and bound <= 1e-5 for bound in bounds)
 
 
