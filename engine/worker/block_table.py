@@ -164,10 +164,8 @@ class MultiGroupBlockTable:
         max_model_len: int,
         max_num_batched_tokens: int,
         device: torch.device | str = "cpu",
-        kernel_block_sizes: Sequence[int] | None = None,
         state_groups: Collection[int] = (),
     ) -> None:
-        kernel_sizes = block_sizes if kernel_block_sizes is None else kernel_block_sizes
         self.block_tables = [
             BlockTable(
                 block_size=block_size,
@@ -175,10 +173,9 @@ class MultiGroupBlockTable:
                 max_model_len=max_model_len,
                 max_num_batched_tokens=max_num_batched_tokens,
                 device=device,
-                kernel_block_size=kernel_block_size,
                 holds_states=group_id in state_groups,
             )
-            for group_id, (block_size, kernel_block_size) in enumerate(zip(block_sizes, kernel_sizes, strict=True))
+            for group_id, block_size in enumerate(block_sizes)
         ]
 
     def __getitem__(self, group_id: int) -> BlockTable:

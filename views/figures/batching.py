@@ -18,12 +18,12 @@ FILLS = {
 POLICIES = ("request", "iteration")
 
 
-def batching(data: Mapping[str, Any], iteration: int, pixels: int = 470) -> go.Figure:
+def batching(data: Mapping[str, Any], iteration: int) -> go.Figure:
     """Rows: requests in order of arrival, then the idle places. Both charts have one scale; `iteration` is marked in both."""
     end = max(data[policy]["end"] for policy in POLICIES)
     num_rows = len(data["request"]["rows"])
     tall = num_rows + 3.1
-    canvas = Canvas(100, 2 * tall, pixels)
+    canvas = Canvas(100, 2 * tall, 470)
     unit = 86 / end
     for i, policy in enumerate(POLICIES):
         _chart(canvas, data, policy, i * tall, unit, end, iteration)

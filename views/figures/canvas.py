@@ -80,11 +80,11 @@ class Canvas:
         back = {"arrowside": "end+start", "startarrowhead": 2, "startarrowsize": 1.1, "startstandoff": 1} if both else {}
         self.annotations.append({**place, **look, **back})
 
-    def line(self, points: Sequence[tuple[float, float]], *, colour: str = GREY, width: float = 1.6, dash: str = "solid", above: bool = False) -> None:
+    def line(self, points: Sequence[tuple[float, float]], *, colour: str = GREY, width: float = 1.6, dash: str = "solid") -> None:
         """Straight lines from point to point."""
         path = "M " + " L ".join(f"{x:g},{y:g}" for x, y in points)
         line = {"color": colour, "width": width, "dash": dash}
-        self.shapes.append({"type": "path", "path": path, "line": line, "layer": "above" if above else "below"})
+        self.shapes.append({"type": "path", "path": path, "line": line, "layer": "below"})
 
     def bent_arrow(self, points: Sequence[tuple[float, float]], *, colour: str = GREY, width: float = 1.6) -> None:
         """A line from point to point with the arrow's head at its end."""

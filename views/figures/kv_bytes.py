@@ -11,9 +11,9 @@ from views.figures.canvas import BLUE, GREEN, GREY, ORANGE, Canvas, tint
 from views.figures.memory_style import finish
 
 
-def kv_formula(shape: Mapping[str, Any], request_tokens: int, pixels: int = 210) -> go.Figure:
+def kv_formula(shape: Mapping[str, Any], request_tokens: int) -> go.Figure:
     """The product for one shape, a box per factor, and what a whole request costs."""
-    canvas = Canvas(100, 32, pixels)
+    canvas = Canvas(100, 32, 210)
     factors = [
         ("2", "a key and<br>a value", BLUE),
         (f"{shape['width']:,}", f"{shape['num_kv_heads']} KV heads<br>× {shape['head_size']}", BLUE),

@@ -13,9 +13,9 @@ from views.figures.canvas import BLUE, GREEN, GREY, PURPLE, Canvas, tint
 COLOURS = {"Scheduler": BLUE, "KV Cache Manager": GREEN, "Worker": PURPLE}
 
 
-def overview(data: Mapping[str, Any], links: Mapping[str, str], pixels: int = 560) -> go.Figure:
+def overview(data: Mapping[str, Any], links: Mapping[str, str]) -> go.Figure:
     """`data`: boxes and arrows with their places in hundredths. `links`: name of a box -> address that a click on its name leads to."""
-    canvas = Canvas(100, 100, pixels)
+    canvas = Canvas(100, 100, 560)
     boxes = {box["name"]: box for box in data["boxes"]}
     parents = {box["parent"] for box in data["boxes"] if box["parent"]}
     for box in data["boxes"]:

@@ -13,12 +13,12 @@ CELL = 5.6
 TOP = 12.5
 
 
-def page_table(data: Mapping[str, Any], pixels: int = 470) -> go.Figure:
+def page_table(data: Mapping[str, Any]) -> go.Figure:
     """Left: virtual address → page and offset → frame → physical address. Right: position → logical block and offset → physical block → slot.
 
     `data`: what the figure scene computed for one position.
     """
-    canvas = Canvas(100, 62, pixels)
+    canvas = Canvas(100, 62, 470)
     block_size, tokens = data["block_size"], data["tokens"]
     pages = [f"page {page}" for page in range(len(data["page_table"]))]
     os_words = {

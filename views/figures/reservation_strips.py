@@ -16,9 +16,9 @@ GAP = Fill("external (the gap)", GREY, ".", 0.35)
 LABELS = 1.2
 
 
-def reservation_strips(data: Mapping[str, Any], pixels: int = 550) -> go.Figure:
+def reservation_strips(data: Mapping[str, Any]) -> go.Figure:
     """From the top: the memory to scale, each chunk's slots with their words, the same tokens in blocks."""
-    canvas = Canvas(100, 74, pixels)
+    canvas = Canvas(100, 74, 550)
     _to_scale(canvas, data)
     for i, chunk in enumerate(data["chunks"]):
         _strip(canvas, chunk, 17.5 + 14.5 * i, gap=i + 1 < len(data["chunks"]))
