@@ -6,6 +6,7 @@ Choosing is cheap and loads no torch; `make` does. That is why a screen can show
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -21,7 +22,7 @@ from engine.session_base import DEFAULT_MAX_MODEL_LEN, NO_MODEL, InterpretedLaye
 from engine.session_config import SessionConfig
 from engine.trace.events import Emit
 from engine.trace.witness import is_wanted
-from kernels import BACKENDS, UnknownBackend, choose_backend
+from kernels import BACKEND_VARIABLE, BACKENDS, UnknownBackend, choose_backend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,9 +83,10 @@ class RunnerChoice(Generic[C]):
             self.backend.update(name="none", reason="bookkeeping only: no model runs")
             return
         self._check_config(config)
-        if backend is not None:
+        wish = backend or os.environ.get(BACKEND_VARIABLE, "").strip()
+        if wish:
             try:
-                choose_backend(backend, "cuda" if backend == "triton" else "cpu")
+                choose_backend(backend, "cuda" if wish == "triton" else "cpu")
             except UnknownBackend as error:
                 raise InvalidInput(str(error)) from error
         from engine.models import attention_layers_of, load_tokenizer, num_layers_of

@@ -6,7 +6,7 @@ correct. Importing this package loads neither torch nor Triton.
 
 from __future__ import annotations
 
-from kernels.backend import BACKENDS, Backend, GpuTiles, UnknownBackend, choose_backend, interpreted_like_gpu
+from kernels.backend import BACKEND_VARIABLE, BACKENDS, Backend, GpuTiles, UnknownBackend, choose_backend, interpreted_like_gpu
 from kernels.dispatch import PAD_SLOT_ID, compute_slot_mapping, copy_blocks, paged_attention, reshape_and_cache
 from kernels.launches import LaunchShape, recorded_launches
 from kernels.metadata import AttentionMetadata
@@ -15,6 +15,7 @@ from kernels.witness import LaunchWitness, MappingAccess, MappingWitness, Progra
 
 __all__ = [
     "BACKENDS",
+    "BACKEND_VARIABLE",
     "PAD_SLOT_ID",
     "AttentionMetadata",
     "Backend",

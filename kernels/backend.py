@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -74,13 +76,14 @@ def choose_backend(requested: str | None = None, device: str = "cpu") -> Backend
 
 
 def _check(requested: str, device: str, why: str) -> Backend:
+    who = f" ({BACKEND_VARIABLE} asks for it)" if why.startswith(BACKEND_VARIABLE) else ""
     for name in BACKENDS:
         if name == requested:
             obstacle = _impossible(name, device)
             if obstacle is not None:
-                raise UnknownBackend(f"Backend {name!r} cannot run here: {obstacle}; choose one of {_choices(device)}.")
+                raise UnknownBackend(f"Backend {name!r} cannot run here{who}: {obstacle}; choose one of {_choices(device)}.")
             return Backend(name, f"{name}: chosen because {why}.")
-    raise UnknownBackend(f"There is no backend {requested!r}; choose one of {', '.join(BACKENDS)}.")
+    raise UnknownBackend(f"There is no backend {requested!r}{who}; choose one of {', '.join(BACKENDS)}.")
 
 
 def _choices(device: str) -> str:
@@ -101,10 +104,21 @@ def _impossible(name: BackendName, device: str) -> str | None:
             return "TRITON_INTERPRET is set, so nothing is compiled"
         import torch
 
-        return None if torch.cuda.is_available() else "torch finds no CUDA device"
+        return _triton_trouble() if torch.cuda.is_available() else "torch finds no CUDA device"
     version = _triton_version()
     if not interpreted_everywhere and version >= FIRST_TRITON_WITHOUT_SWITCH:
         return f"Triton {version[0]}.{version[1]} interprets only when TRITON_INTERPRET=1 is set before the program starts (older ones switch at any time)"
+    return _triton_trouble()
+
+
+@functools.cache
+def _triton_trouble() -> str | None:
+    """What an installed Triton says when it cannot be loaded, such as a library of the system that it misses; None when it can."""
+    try:
+        importlib.import_module("triton")
+    except Exception as error:  # a broken installation can fail with anything
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"Triton is installed but cannot be loaded ({reason})"
     return None
 
 

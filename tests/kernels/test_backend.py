@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import torch
 
 import kernels
 from kernels.__main__ import main
+from tests.conftest import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +57,38 @@ def test_unknown_names_are_refused_with_the_choices(wish):
         kernels.choose_backend(wish)
 
 
-def test_an_unknown_name_in_the_environment_is_refused(monkeypatch):
+def test_what_the_environment_asks_for_in_vain_is_refused_with_the_variable(monkeypatch):
     monkeypatch.setenv("PAGEWALK_BACKEND", "fast")
-    with pytest.raises(kernels.UnknownBackend, match="'fast'"):
+    with pytest.raises(kernels.UnknownBackend, match=r"There is no backend 'fast' \(PAGEWALK_BACKEND asks for it\); choose one of triton, interpret, torch"):
         kernels.choose_backend()
+    monkeypatch.setenv("PAGEWALK_BACKEND", "triton")
+    with pytest.raises(kernels.UnknownBackend, match=r"'triton' cannot run here \(PAGEWALK_BACKEND asks for it\): it needs a CUDA device"):
+        kernels.choose_backend()
+
+
+BROKEN = """
+import sys
+import kernels
+from kernels.backend import UnknownBackend
+print(kernels.choose_backend().name)
+try:
+    kernels.choose_backend("interpret")
+except UnknownBackend as error:
+    print(error)
+"""
+
+
+def test_a_triton_that_cannot_be_loaded_is_as_good_as_none(tmp_path):
+    """A new process: here, Triton has been loaded already."""
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text('raise ImportError("libcuda.so.1: cannot open shared object file")', encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, check=True, env=environment)
+    name, said = done.stdout.splitlines()
+    assert name == "torch"
+    assert said == (
+        "Backend 'interpret' cannot run here: Triton is installed but cannot be loaded (libcuda.so.1: cannot open shared object file); choose one of torch."
+    )
 
 
 def test_compiled_kernels_need_a_cuda_device(monkeypatch):
