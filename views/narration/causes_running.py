@@ -31,7 +31,8 @@ def _scenario(words: Words, event: Any, facts: Facts) -> str:
             unit = words.hash_block_size
             return f"The scenario sends it now. Its prompt is hashed at once, every {count(unit, 'token')}; it owns no physical block yet."
         verb = "is" if full == 1 else "are"
-        done = f"Its {count(full, 'full prompt block')} {verb} hashed at once" if full else "Its prompt fills no block, so there is nothing to hash"
+        nothing = "Its prompt fills no block, so there is nothing to hash" if words.is_caching else "Prefix caching is off, so nothing is hashed"
+        done = f"Its {count(full, 'full prompt block')} {verb} hashed at once" if full else nothing
         return f"The scenario sends it now. {done}; it owns no physical block yet."
     if isinstance(event, e.PrefixCacheReset):
         return "The scenario asks for it." if event.ok else "The scenario asks for it, but this is allowed only while nobody uses a block."

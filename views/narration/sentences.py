@@ -64,7 +64,10 @@ def _step_scheduled(words: Words, event: e.StepScheduled) -> str:
 
 def _row_updated(words: Words, event: e.RowUpdated) -> str:
     if not event.block_ids:
-        return f"Row {event.row} of the worker's block table is cleared{words.for_group(event.group_id)}."
+        row = f"Row {event.row} of the worker's block table"
+        if words.header.config.get("clear_rows") is False:
+            return f"{row} is given up{words.for_group(event.group_id)}: its length is 0 now."
+        return f"{row} is cleared{words.for_group(event.group_id)}."
     return f"The worker's row {event.row} gets {blocks(event.block_ids)} from column {event.start} on{words.for_group(event.group_id)}."
 
 

@@ -11,8 +11,9 @@ from views.narration.words import Words, blocks, count, listed, places, real
 def _trace_started(words: Words, event: e.TraceStarted) -> str:
     fresh = f"A fresh pool: {count(event.num_blocks - 1, 'free block')}"
     if len(words.groups) > 1:
-        shared = listed(group.label for group in words.groups)
-        return f"{fresh}, shared by the groups {shared}, and the null block 0."
+        few = len(words.groups) < 4
+        shared = f"the groups {listed(group.label for group in words.groups)}" if few else count(len(words.groups), "KV-cache group")
+        return f"{fresh}, shared by {shared}, and the null block 0."
     if words.groups[0].is_state:
         return f"{fresh}, each for one recurrent state, and the null block 0."
     return f"{fresh} of {count(event.block_size, 'slot')} each, and the null block 0."

@@ -130,7 +130,7 @@ class Cell {
     const text = slots.map((s) => s.text).filter(Boolean).join(" ");
     this.line.textContent = fitText(text, this.shape.width - 2 * this.shape.inset, 12, 500);
     const groupId = recording.groupOf(block);
-    this.label.textContent = recording.hasGroups && groupId >= 0 ? fitText(recording.groups[groupId].label, this.labelWidth - 2, 11.6, 500) : "";
+    this.label.textContent = recording.hasGroups && groupId >= 0 ? fitLabel(recording.groups[groupId].label, (this.labelAbove ? this.shape.width - 2 * this.shape.inset : this.labelWidth) - 2) : "";
   }
 
   makeSlots(recording, count) {
@@ -141,9 +141,12 @@ class Cell {
     if (form === "line") {
       this.line = svg(this.contents, "text", { x: inset, y: top + 9, class: "line-words" });
       const labels = recording.hasGroups ? recording.groups.filter((g) => !g.is_state).map((g) => measure(g.label, `500 11.6px ${fontFamily}`) + 5) : [];
-      this.labelWidth = Math.min(Math.max(0, ...labels), area.width - 16);
-      this.label = svg(this.contents, "text", { x: inset, y: height - 6, class: "group-label" });
-      area = { x: inset + this.labelWidth, y: top + 14, width: area.width - this.labelWidth, height: area.height - 14 };
+      const widest = Math.max(0, ...labels);
+      this.labelAbove = widest > area.width / 2 && height >= 62; // a long name has a line of its own, and the slots below it
+      this.labelWidth = this.labelAbove ? 0 : Math.min(widest, Math.max(area.width / 2, 46));
+      this.label = svg(this.contents, "text", { x: inset, y: this.labelAbove ? top + 23 : height - 6, class: "group-label" });
+      const down = this.labelAbove ? 28 : 14;
+      area = { x: inset + this.labelWidth, y: top + down, width: area.width - this.labelWidth, height: area.height - down };
     }
     const most = form === "line" && this.labelWidth ? 4 : count > 16 ? 16 : 8;
     const perRow = form === "words" ? slotsPerRow(count, area.width) : Math.max(Math.min(count, most), 1);
@@ -181,6 +184,12 @@ class Cell {
   drawCover(covered) {
     setAttributes(this.cover, { d: this.slots.slice(0, covered).map((p) => `M${p.left} ${p.bottom - 1}h${p.outer}`).join("") });
   }
+}
+
+// The name of a group in little room.
+function fitLabel(label, width) {
+  const short = measure(label, `500 11.6px ${fontFamily}`) > width ? shortLabel(label) : label;
+  return fitText(short, width, 11.6, 500);
 }
 
 // As many slots side by side as can hold a word; a narrow block of four has two rows of two.

@@ -31,9 +31,9 @@ class ChainsPanel {
     this.picture.replaceChildren();
     setAttributes(this.picture, { "aria-label": `Prefix cache: ${nodes.length} ${nodes.length === 1 ? "hash" : "hashes"}${hidden > 0 ? ` and ${hidden} more that are not drawn` : ""}.` });
     const lanes = this.place(nodes);
-    const lane = [0, 40, 31][lanes] || 23;
+    const lane = [0, 40, 31, 21][lanes] || 23;
     this.twoLines = lanes === 1 && recording.hasGroups; // where several groups share a hash, their names and blocks take a line of their own
-    const height = this.twoLines ? 44 : [0, 32, 26][lanes] || 20;
+    const height = this.twoLines ? 44 : [0, 32, 26, 19][lanes] || 20;
     const widest = Math.max(0, ...nodes.map((n) => n.depth + 1));
     this.width = this.nodeWidth(nodes, widest);
     const top = lanes > 1 ? 2 : Math.max((sizeOf(this.body).height - height) / 2 - 1, 2);

@@ -1,6 +1,7 @@
 // A request with several KV-cache groups: its tokens downwards, beside them one lane per group, each block as high as the tokens that it stands for.
 // And what all requests share: places of a table in words, what a lookup found, the worker's row.
 const LANE_WORDS = 8; // up to so many tokens per line have a field each, more are running text
+const FEW_LANES = 4; // beside more lanes there is no room for fields
 
 function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
   const spans = recording.groups.map((_, groupId) => recording.span(groupId));
@@ -8,33 +9,34 @@ function drawLanes(parent, { recording, request, tables, tokens, now, just }) {
   const count = Math.max(Math.ceil(tokens.length / unit), ...tables.map((places, g) => (places.length * spans[g]) / unit));
   const grid = html(parent, "div", { class: "lanes", role: "table", "aria-label": "Block tables" });
   grid.style.setProperty("--groups", spans.length);
-  grid.style.setProperty("--lane", `${[56, 56, 56, 52][spans.length] || 42}px`);
+  grid.style.setProperty("--lane", `${[56, 56, 56, 48, 42][spans.length] || 31}px`);
+  grid.classList.toggle("many", spans.length > 2);
   html(grid, "span", { class: "lane-title" });
   html(grid, "span", { class: "lane-title" }, "tokens");
-  recording.groups.forEach((group, groupId) => html(grid, "span", { class: "lane-title lane", role: "columnheader", title: `group ${groupId}: ${group.title}` }, group.label));
+  recording.groups.forEach((group, groupId) => html(grid, "span", { class: "lane-title lane", role: "columnheader", title: `group ${groupId}: ${group.title}` }, spans.length > FEW_LANES ? shortLabel(group.label) : group.label));
   for (let line = 0; line < count; line += 1) {
     const number = html(grid, "span", { class: "lane-position", title: "position of the first token" }, String(line * unit));
     number.style.gridRow = String(line + 2);
     const words = html(grid, "span", { class: "lane-words" });
     words.style.gridArea = `${line + 2} / 2`;
     const part = tokens.slice(line * unit, (line + 1) * unit);
-    if (unit > LANE_WORDS) drawWords(words, part);
+    if (unit > LANE_WORDS || spans.length > FEW_LANES) drawWords(words, part);
     else drawCells(words, part, unit, just ? request.token_ids.length - 1 : -1);
   }
   tables.forEach((places, groupId) => {
-    for (const place of places) drawPlace(grid, place, groupId, spans[groupId] / unit, now.has(`${groupId}/${place.logical}`));
+    for (const place of places) drawPlace(grid, place, groupId, spans[groupId] / unit, now.has(`${groupId}/${place.logical}`), spans.length <= FEW_LANES);
   });
 }
 
 // One place of a group's lane, over as many lines as its block has tokens.
-function drawPlace(grid, place, groupId, lines, isNow) {
+function drawPlace(grid, place, groupId, lines, isNow, roomy) {
   const id = place.physical ?? place.ghost;
   const kind = id === null ? (place.stop ? "stopped" : "empty") : place.physical === null ? "ghost" : place.isNull ? "null" : "held";
   const element = html(grid, "span", { class: `place ${kind}${isNow ? " now" : ""}`, role: "cell", "data-block": id ?? (place.stop ? place.stop.block : null), "data-group": groupId, title: placeTitle(place) });
   element.style.gridArea = `${place.logical * lines + 2} / ${groupId + 3} / span ${lines}`;
   if (place.stop) return html(element, "b", {}, place.stop.block === null ? "✕" : String(place.stop.block));
   if (id === null) return null;
-  const head = html(element, "b", {}, place.isNull ? "∅ null" : String(id));
+  const head = html(element, "b", {}, place.isNull ? (roomy ? "∅ null" : "∅") : String(id));
   if (kind !== "held") return element;
   if (place.hashed) html(head, "span", { class: "hash" }, place.partial ? ` #${place.partial.covered}/${place.partial.size}` : " #");
   if (!place.slots) html(element, "small", {}, place.state === null ? "no state" : lines > 1 ? `after ${place.state}` : `@${place.state}`);
@@ -141,6 +143,11 @@ function drawWorkerRow(parent, recording, request, row, isNow) {
       html(part, "span", { class: `worker-id${same ? "" : " stale"}`, title: same ? null : "the manager's table has something else here", "data-block": recording.isNull(id) ? null : id }, recording.isNull(id) ? "∅" : String(id));
     });
   });
+}
+
+// “w 8 (2)” for “window 8 (2)”: groups of one kind stay apart where there is little room; the legend says what w is.
+function shortLabel(label) {
+  return label.replace(/^window /, "w ");
 }
 
 function greatestCommonDivisor(a, b) {

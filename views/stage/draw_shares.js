@@ -1,5 +1,5 @@
 // Figure 5: where the attention of a query goes. The blocks stand in physical order, an arrow from the query leads to each, as thick as its share.
-const SHARES_QUERY = 104;
+const SHARES_QUERY = 154;
 const SHARES_ROW = 42;
 const SHARES_BARS = 22; // height of a head's bar that gives a block everything
 
@@ -57,7 +57,7 @@ class SharesPanel {
     const gap = 8;
     const box = Math.min((width - left - gap * (places.length - 1)) / Math.max(places.length, 1), 250);
     const chooser = request.heads.length > 1;
-    const tall = chooser ? Math.min(28, height - 19) : 28;
+    const tall = chooser ? Math.min(28, height - 21) : 28;
     const middle = chooser ? top + 1 + tall / 2 : top + height / 2;
     const colour = `--owner:${requestColour(recording, request.request)}`;
     const query = svg(this.picture, "g", { class: `share-query${fresh ? " now" : ""}`, style: colour });
@@ -72,19 +72,28 @@ class SharesPanel {
       svg(links, "path", { d: `M${SHARES_QUERY} ${middle}C${SHARES_QUERY + 24} ${middle} ${SHARES_QUERY + 24} ${lane} ${SHARES_QUERY + 48} ${lane}H${x + box / 2 - 6}Q${x + box / 2} ${lane} ${x + box / 2} ${top + 17}`, "stroke-width": (0.8 + 4 * share).toFixed(2) });
       this.drawBlock(recording, frame, { logical, physical, share, heads, x, y: top + 18, width: box, height: height - 20, colour });
     });
+    const end = left + places.length * (box + gap) + 8;
+    if (chooser && height > 60) this.drawLegend(end, width - end, top + 18 + (height - 20) / 2);
+  }
+
+  // What the figures and the bars are, where there is room beside the blocks.
+  drawLegend(x, room, middle) {
+    const lines = [`in figures: ${this.headWords()}`, "bars: one for each head"];
+    if (room < Math.max(...lines.map((line) => measure(line, `500 12.5px ${fontFamily}`)))) return;
+    lines.forEach((line, i) => svg(this.picture, "text", { x, y: middle - 4 + i * 17, class: "label told" }, line));
   }
 
   // A small square for the mean and for each head; a click chooses whose shares are written in the blocks.
   drawHeads(number, y, colour) {
-    const first = 22;
+    const first = 28;
     const size = Math.min((SHARES_QUERY - 2 - first) / number, 15);
     for (let i = -1; i < number; i += 1) {
       const head = i < 0 ? null : i;
       const words = head === null ? "the mean of all heads" : `head ${head}`;
       const square = svg(this.picture, "g", { class: `share-head${this.head === head ? " on" : ""}`, style: colour, role: "button", tabindex: 0, "aria-label": words, "aria-pressed": String(this.head === head), "data-head": head ?? "mean" });
       const [x, width] = head === null ? [2, first - 2] : [2 + first + i * size, size - 1.5];
-      svg(square, "rect", { x, y, width, height: 13, rx: 3 });
-      svg(square, "text", { x: x + width / 2, y: y + 10, "text-anchor": "middle" }, head === null ? "all" : String(head));
+      svg(square, "rect", { x, y, width, height: 15, rx: 3 });
+      svg(square, "text", { x: x + width / 2, y: y + 11.8, "text-anchor": "middle", class: size < 11 && head !== null ? "tight" : null }, head === null ? "all" : String(head));
       hint(square, `show ${words}`);
       square.addEventListener("click", () => this.choose(head));
       square.addEventListener("keydown", (event) => {

@@ -34,7 +34,7 @@ class WorkerRowsPanel {
     drawLetter(head, request);
     if (request.request_id.length > 2) html(head, "b", { class: "name" }, request.request_id);
     html(head, "b", {}, row ? `worker row ${row.row}` : "no row yet");
-    html(head, "span", { class: "muted" }, row ? `${plural(request.num_computed_tokens, "token")} computed` : "the worker gets the whole table when the step is executed");
+    html(head, "span", { class: "muted" }, row ? `${plural(request.num_computed_tokens, "token")} computed` : "its whole table comes with the step");
     recording.groups.forEach((group, groupId) => this.drawGroup(card, recording, frame, request, row, groupId, width));
   }
 

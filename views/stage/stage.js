@@ -259,7 +259,8 @@ class Stage {
     if (recording.hasGroups && states.length) states.unshift("#4/8 hash of 4 of 8 tokens");
     const parts = onlyFull
       ? ["# full and hashed: another request may share it", "dashed: key and value not written yet", "bold: generated"]
-      : ["# hashed: may be shared", ...states, "∅ null: nothing kept", "dashed: not written yet"];
+      : [...(recording.header.caching ? ["# hashed: may be shared"] : []), ...states, "∅ null: nothing kept", recording.groups.length > FEW_LANES ? "slanted: not written yet" : "dashed: not written yet"];
+    if (recording.groups.length > FEW_LANES && recording.groups.some((g) => shortLabel(g.label) !== g.label)) parts.push("w 8: window of 8 tokens");
     const text = parts.join(" · ");
     if (this.legend.textContent !== text) this.legend.textContent = text;
   }
@@ -268,7 +269,7 @@ class Stage {
   drawChips(frame) {
     const { engine, pair, about, other_window: otherWindow } = this.recording.header;
     const chips = [[engine.label, "engine", `This run is that of ${engine.title}`], [about, "about", "The model that runs and the size of the pool"]];
-    if (otherWindow) chips.splice(1, 0, [otherWindow.text, "", otherWindow.title]);
+    if (otherWindow) chips.splice(1, 0, [otherWindow.text, "window", otherWindow.title]);
     if (frame.requests.some((r) => r.forced.length)) chips.splice(1, 0, ["forced tokens", "", "The scenario dictates these tokens; each is marked"]);
     if (pair && this.hooks.need) chips.splice(1, 0, [pair.label, "pair", "Opens the scene about the same with the other engine", `?scene=${encodeURIComponent(pair.scene)}`]);
     if (this.isWaiting) chips.push(["the model computes the next step", "wait", "Nothing further is recorded yet; it will appear by itself"]);
