@@ -42,7 +42,7 @@ def compute_slot_mapping(
     `kernel_block_size` divides `block_size` when the kernels' blocks are smaller than the manager's. With context parallelism, tokens that
     belong to another rank than `cp_rank` get -1, and so does a position past the end of its row. `witness` is told what each program looked up and stored.
     Raises ValueError for shapes, dtypes or sizes that do not fit together. Source: R8.4, R8.5. vLLM: BlockTable.compute_slot_mapping; here: a function over
-    tensors, the same arithmetic.
+    tensors, the same arithmetic, and no look-up past the end of a row, which 0.27.0 does not prevent.
     """
     import torch
 

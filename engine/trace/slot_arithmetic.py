@@ -26,7 +26,7 @@ def slot_arithmetic(
     is k = block_size / kernel_block_size ids of the kernel, b*k .. b*k + k - 1 (case A23). cp_world_size ranks keep a block together, `cp_interleave` tokens
     in turn; what another rank keeps has slot -1 here, as has a position past the end of the row (case A22), and then nothing is looked up: `block_id` and
     `kernel_block_id` are None. Raises InvalidInput for a negative position or block id and for sizes that do not fit together.
-    Source: R8.4; vLLM: BlockTable.compute_slot_mapping, and its kernel.
+    Source: R8.4; vLLM: BlockTable.compute_slot_mapping, and its kernel, which in 0.27.0 looks up such a position unchecked.
     """
     kernel_size = block_size if kernel_block_size is None else kernel_block_size
     _check(position, row, block_size, kernel_size, cp_world_size, cp_rank, cp_interleave)

@@ -39,16 +39,16 @@ GPU, HERE = "gpu", "here"
 TILES = {GPU: "As a GPU would run it", HERE: "As it ran here"}
 KEYS = (0, 4, 8, 16, 32, 64, 128)
 """Keys per tile that one may ask for; 0: as many as on a GPU."""
-GPU_KEYS = (32, 64)
-"""What a GPU takes at a time, by head size and number type."""
+SHORT_CONTEXT = 32
+"""Keys that one tile of most launches on a GPU holds: 16 to 128, by head size, number type and kind of batch (`kernels.configurations`)."""
 EXAMPLES = ("figure-6-v1", "figure-7", "sliding-window-live")
 TILES_HELP = (
     "A GPU runs many small programs side by side. Triton's interpreter, which runs the kernels here, takes milliseconds for every program, so the run itself "
     "had few programs with many lanes each. Both are the same source, launched with other constants."
 )
 KEYS_HELP = (
-    "A GPU takes 32 or 64 keys at a time, often more than a short context has. Smaller tiles, with which a short context opens, show the loop on few "
-    "tokens; the result is the same."
+    "A GPU takes 16 to 128 keys at a time, by head size, number type and kind of batch, often more than a short context has. Smaller tiles, with which a "
+    "short context opens, show the loop on few tokens; the result is the same."
 )
 
 
@@ -221,10 +221,9 @@ def _closeup(
 
 
 def first_look(header: TraceHeader, event: AttentionComputed) -> int:
-    """Keys per tile until somebody chooses: as on a GPU where its loop runs several times (0), else about a block, because a loop that runs once shows
-    nothing of a walk."""
-    one_tile = max(event.seq_lens, default=0) <= min(GPU_KEYS)
-    return next((keys for keys in KEYS[1:] if keys >= header.config["block_size"]), 0) if one_tile else 0
+    """Keys per tile until somebody chooses: as on a GPU (0), but about a block for a short context, because a loop that runs once shows nothing of a walk."""
+    is_short = max(event.seq_lens, default=0) <= SHORT_CONTEXT
+    return next((keys for keys in KEYS[1:] if keys >= header.config["block_size"]), 0) if is_short else 0
 
 
 def _any_layer(choice: Choice, frame: int) -> None:

@@ -11,8 +11,9 @@ from views.screens.tables import table
 
 TARGETS = {"cuda 80": "NVIDIA A100 (sm_80)", "cuda 90": "NVIDIA H100 (sm_90)", "hip gfx942": "AMD MI300 (gfx942)"}
 COLUMNS = ("Kernel", "Compiled for", "Assembly", "Binary", "Shared memory", "Registers", "Spilled")
-REGISTERS, MOST_WARPS, WARP, PORTION = 65_536, 64, 32, 256
-"""Of a multiprocessor with compute capability 8.0 or 9.0; threads of a warp; and the portions in which a warp gets registers."""
+REGISTERS, MOST_WARPS, QUARTERS, WARP, PORTION = 65_536, 64, 4, 32, 256
+"""Of a multiprocessor with compute capability 8.0 or 9.0, which has four quarters with registers of their own; threads of a warp; and the portions in which a
+warp gets registers."""
 WORDS = """- **Registers** are what a thread computes with. A multiprocessor of an A100 or H100 has 65,536 of them for all programs that it runs \
 at a time: with 128 threads of 128 registers each, a program takes a quarter. The fewer it takes, the more run side by \
 side and hide each other's waiting (occupancy).
@@ -39,7 +40,7 @@ def _occupancy(found: list[CompiledKernel]) -> str:
     if registers is None:
         return ""
     per_warp = -(-registers * WARP // PORTION) * PORTION
-    warps = min(MOST_WARPS, REGISTERS // per_warp)
+    warps = min(MOST_WARPS, REGISTERS // QUARTERS // per_warp * QUARTERS)
     return (
         f"\n- Here: with {registers} registers per thread, a warp of the attention kernel takes {per_warp:,}, so **{warps} of {MOST_WARPS}** warps fit on a "
         "multiprocessor of an H100 at a time, as far as registers decide it (65,536 registers and 64 warps: NVIDIA's table of compute capability 9.0)."

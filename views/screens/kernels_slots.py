@@ -19,8 +19,8 @@ from views.screens.kernels_view import View
 MOST_PILLS = 24
 RANKS = (1, 2, 4, 8)
 WHERE_MINUS_ONE = """**Where −1 comes from.** The slot mapping has a place for every token that a batch may have. Behind the batch's last token the last \
-program writes −1; so does every program for a token that another rank keeps, and for one behind the end of its row. The KV write kernel stores nothing \
-where it reads −1."""
+program writes −1; so does every program for a token that another rank keeps, and Pagewalk's also for one behind the end of its row, which vLLM 0.27.0's \
+kernel looks up unchecked (vLLM pull request 54296). The KV write kernel stores nothing where it reads −1."""
 
 
 def slots_part(view: View) -> None:
