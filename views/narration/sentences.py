@@ -74,6 +74,8 @@ def _row_updated(words: Words, event: e.RowUpdated) -> str:
 def _row_symbol(words: Words, event: e.RowUpdated) -> str:
     if not event.block_ids:
         return "BlockTable.clear_row"
+    if "from_row" in event.cause.facts:
+        return "BlockTable.move_row"
     return "BlockTable.append_row" if event.cause.kind is CauseKind.APPENDED else "BlockTable.add_row"
 
 

@@ -125,13 +125,15 @@ def test_a_refusal_adds_up_what_is_needed() -> None:
     assert why == "It needs 1 new block + 2 cached blocks that the free queue would lose = 3, and 2 are free. No table was changed."
 
 
-def test_rows_of_the_worker_are_cleared_added_and_appended_under_their_own_names() -> None:
+def test_rows_of_the_worker_are_cleared_added_appended_and_moved_under_their_own_names() -> None:
     trace = figure_6()
     row = {"request_id": "A", "row": 0, "start": 0}
     cleared = say(trace, e.RowUpdated(cause=Cause(CauseKind.LEFT_BATCH), block_ids=[], **row))
     added = say(trace, e.RowUpdated(cause=Cause(CauseKind.ADDED_TO_BATCH), block_ids=[7, 1], **row))
     appended = say(trace, e.RowUpdated(cause=Cause(CauseKind.APPENDED), block_ids=[3], **row))
+    moved = say(trace, e.RowUpdated(cause=Cause(CauseKind.ADDED_TO_BATCH, {"from_row": 1}), block_ids=[3], **row))
     assert [n.symbol for n in (cleared, added, appended)] == ["BlockTable.clear_row", "BlockTable.add_row", "BlockTable.append_row"]
+    assert moved.symbol == "BlockTable.move_row"
 
 
 def test_an_error_of_the_engine_is_told_in_its_own_words() -> None:
