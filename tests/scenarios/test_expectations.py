@@ -17,7 +17,7 @@ from engine.trace.events import (
     TokenSampled,
     TraceStarted,
 )
-from engine.trace.frame import BlockOwner, BlockState, Counters, Frame, RequestState, Trace, TraceHeader
+from engine.trace.frame import BlockOwner, BlockState, Counters, Frame, RequestState, Trace, TraceHeader, WorkerRow
 from scenarios import Scenario, parse_scenario, resolve_notes, scenario_from_data
 from scenarios.expectations import check_expectations, select, selector_text
 from scenarios.schema import Selector
@@ -51,7 +51,7 @@ def frame(seq: int, step: int, event: Event, blocks: list[BlockState], tokens: d
         requests,
         tuple(tokens),
         ("W",),
-        (),
+        tuple(WorkerRow(row, r, (table,), ((2,),)) for row, (r, table) in enumerate(tables.items())),
         (6, 7, 2),
         {},
         Counters(),  # type: ignore[arg-type]
@@ -163,6 +163,8 @@ FACTS: list[tuple[Any, str, Any, Any]] = [
     (MAPPED, "slot", {0: 6, 2: 2}, {0: 0}),
     (SAMPLED, "slot", {0: 6, 1: 7, 2: 2, 3: 3}, {4: 4}),
     (MAPPED, "slot_mapping", [6, 7, 2], [6, 7]),
+    (MAPPED, "worker_row", {"A": [3, 1]}, {"A": [3]}),
+    (MAPPED, "stale_tail", {"A": [2]}, {"A": []}),
     (ALLOCATED, "running", ["A"], []),
     (ALLOCATED, "waiting", ["W"], []),
     ("end", "count", {"kv_written": 3, "block_evicted": 0}, {"kv_written": 2}),
