@@ -15,11 +15,12 @@ import pytest
 
 from engine.core.kv_cache_groups import get_kv_cache_groups
 from engine.core.kv_cache_spec import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
+from engine.errors import EngineError
 from engine.group_config import group_specs
 from engine.models import kv_cache_groups_of
 from engine.models.layer_groups import layer_name
 from engine.state_steps import state_steps
-from engine.worker.block_table import MultiGroupBlockTable
+from engine.worker.block_table import BlockTable, MultiGroupBlockTable
 from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import ModelRunner
 from tests.conformance.scheduler_driver import SchedulerDriver
@@ -135,22 +136,26 @@ def test_what_was_recorded_reaches_everything() -> None:
     assert counts["after part of a block"] >= 5, counts
 
 
-@pytest.mark.parametrize("fault", ["the smallest block size", "one column further", "the state's own block always"])
-def test_a_wrong_column_is_seen(fault: str) -> None:
-    """A45, and columns that are off by one: with such a rule in place of ours some recorded step differs."""
-    for run in record()["runs"]:
-        for step in run["steps"]:
-            for group, states in step.get("states", {}).items():
-                spec = run["scenario"]["groups"][int(group)]
-                size = spec.get("block_size", run["scenario"]["block_size"])
-                for index, theirs in enumerate(states):
-                    row, start = step["rows"][index][int(group)]["ids"], step["computed"][index]
-                    if not start:
-                        continue
-                    column = {"the smallest block size": (start - 1) // 2, "one column further": start // size, "the state's own block always": -1}[fault]
-                    if column >= len(row) or row[column] != theirs["source"]:
-                        return
-    pytest.fail(f"{fault} would pass")
+@pytest.mark.parametrize(
+    "column",
+    [
+        lambda tokens, size, mode: 0 if mode == "none" else (tokens - 1) // 2,  # A45: another group's block size
+        lambda tokens, size, mode: 0 if mode == "none" else tokens // size,  # one column too far at a block's end
+        lambda tokens, size, mode: (tokens - 1) // size if mode == "all" else 0,
+        lambda tokens, size, mode: (tokens - 1) // size - (mode == "all" and tokens % size == 1),
+    ],
+)
+def test_a_wrong_column_is_seen(column: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.state_steps.state_column", column)
+    with pytest.raises((AssertionError, EngineError)):
+        test_states_are_read_and_left_where_vllm_reads_and_leaves_them()
+
+
+def test_a_row_that_is_cleared_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8.2: V1's runner zeroes a row that is left."""
+    monkeypatch.setattr(BlockTable, "clear_row", lambda self, row: self.num_blocks_per_row.__setitem__(row, 0))
+    with pytest.raises(AssertionError):
+        test_rows_are_those_of_vllm_in_every_step()
 
 
 def spec_of(layer: Json) -> KVCacheSpec:
