@@ -16,7 +16,7 @@ from engine.trace.events import AttentionComputed
 from engine.trace.frame import Frame, TraceHeader
 from views import state
 from views.figures.kernel_style import listed, plural
-from views.narration.groups import groups_of
+from views.narration.groups import Group, groups_of
 from views.screens.gallery import sentence
 from views.screens.kernels_attention import attention_part
 from views.screens.kernels_choice import PLACE, Choices, choose, go_to, widget
@@ -184,7 +184,7 @@ def _described(event: AttentionComputed) -> str:
     """What runs in this step."""
     parts = []
     for request_id, queries, keys in zip(event.request_ids, event.query_lens, event.seq_lens, strict=True):
-        parts.append(f"**{request_id}** {plural(queries, 'query')} on {plural(keys, 'key')}".replace("querys", "queries"))
+        parts.append(f"**{request_id}**: {plural(queries, 'query')} on {plural(keys, 'key')}".replace("querys", "queries"))
     return f"One batch: {listed(parts, 5)}."
 
 
@@ -199,7 +199,7 @@ def _closeup(
     keys = choices.pick("keys", KEYS, first_look(header, event))
     with controls:
         names = _layer_names(header)
-        wide = 104 if not names else 188
+        wide = 104 if not names else 212
         st.selectbox(
             "Layer", range(num_layers), key=widget("layer"), format_func=lambda n: f"Layer {n}{names.get(n, '')}", label_visibility="collapsed", width=wide
         )
@@ -210,6 +210,11 @@ def _closeup(
             "Keys per tile", KEYS, key=widget("keys"), label_visibility="collapsed", width=176, disabled=tiles == HERE, help=KEYS_HELP,
             format_func=lambda n: f"tiles of {n} keys" if n else "a GPU's tiles",
         )  # fmt: skip
+    if layer in _state_layers(header):
+        where = "The scene shows the block from which its state is read and the one to which it is written."
+        st.info(f"Layer {layer} keeps one state for each request and has no attention, so these kernels do not run in it. {where}", icon=":material/info:")
+        st.button("Show the first layer with attention", key="kernels-any-layer", on_click=_any_layer, args=(choice, computed.frame))
+        return None
     try:
         with _telling(status, not state.has_closeup(choice, computed.frame, layer, keys or None)):
             return state.closeup(choice, computed.frame, layer, keys or None), tiles == GPU
@@ -232,13 +237,23 @@ def _any_layer(choice: Choice, frame: int) -> None:
         choose("layer", state.closeup(choice, frame, None, None).layer)
 
 
-def _layer_names(header: TraceHeader) -> dict[int, str]:
-    """What to say of a layer behind its number, where the run has several KV-cache groups."""
+def _layer_groups(header: TraceHeader) -> dict[int, Group]:
+    """The KV-cache group of each layer, where the run has several groups."""
     groups = groups_of(header)
     if len(groups) == 1:
         return {}
     named = [described.get("layer_names", []) for described in header.config.get("kv_cache_groups") or []]
-    return {int(name.rpartition(".")[2]): f" · {group.label}" for group, names in zip(groups, named, strict=False) for name in names if name[-1:].isdigit()}
+    return {int(name.rpartition(".")[2]): group for group, names in zip(groups, named, strict=False) for name in names if name[-1:].isdigit()}
+
+
+def _layer_names(header: TraceHeader) -> dict[int, str]:
+    """What to say of a layer behind its number, where the run has several KV-cache groups."""
+    return {layer: f" · {group.label}" for layer, group in _layer_groups(header).items()}
+
+
+def _state_layers(header: TraceHeader) -> set[int]:
+    """Layers that keep a recurrent state, where the run has several KV-cache groups."""
+    return {layer for layer, group in _layer_groups(header).items() if group.is_state}
 
 
 @contextlib.contextmanager

@@ -128,7 +128,10 @@ def _loop(view: View, launch: LaunchCloseup, lane: LaneCloseup, ticks: bool) -> 
         show_chart(softmax_progress(steps, index, SOFTMAX_HEIGHT), softmax_rows(steps), "kernels-softmax", alt=words)
     with text:
         st.markdown(f"**Online softmax.** {words}")
-        st.caption("Scores are logarithms to base 2, because exp2 is what a GPU has in hardware.")
+        st.caption(
+            "A softmax needs the largest score and the sum of the weights 2^(score − largest). The loop keeps both, as far as it has come, so it never "
+            "needs all scores at once. Scores are logarithms to base 2, because exp2 is what a GPU has in hardware."
+        )
 
 
 def _controls(view: View, lane: LaneCloseup, numbers: list[int]) -> tuple[int, RowProgress | None]:

@@ -30,8 +30,8 @@ def compare_part(view: View) -> None:
     with chart:
         said = comparison_words(comparison, names)
         st.markdown(
-            "**How far apart**, for each token of the batch and each query head: the darker, the further; in a cell, where it has room, the power of ten that "
-            "the difference stays below. Blank or 0: no difference at all. Click a cell."
+            "Attention of this layer, computed twice: by plain torch (reference) and by the Triton kernel. **How far apart** they are for each token and query "
+            "head: the darker, the further; in a cell the power of ten that the difference stays below. Blank or 0: no difference. Click a cell."
         )
         figure = difference_map(comparison, names, (token, head), HEIGHT)
         show_chart(figure, difference_rows(comparison, names), "kernels-difference", alt=said, on_click=_clicked)

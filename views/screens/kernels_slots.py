@@ -45,7 +45,7 @@ def _tokens(view: View) -> int:
     chosen = view.choices.pick("token", range(len(tokens)))
     first = 0 if len(tokens) <= MOST_PILLS else min(max(0, chosen - MOST_PILLS // 2), len(tokens) - MOST_PILLS)
     shown = range(first, min(len(tokens), first + MOST_PILLS))
-    title = f"**The batch**, {plural(len(tokens), 'token')} of {plural(len(view.closeup.table), 'request')}: click one."
+    title = f"**The batch**, {plural(len(tokens), 'token')} of {plural(len(view.closeup.table), 'request')}{': click one' if len(tokens) > 1 else ''}."
     if len(shown) == len(tokens):
         st.markdown(title)
     else:
