@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from engine.bookkeeping import BookkeepingRunner, ContextParallelism
 from engine.core.kv_cache_spec import FullAttentionSpec, MambaSpec
 from engine.errors import EngineError, InvalidInput
+from engine.libraries import load_libraries
 from engine.model_groups import layer_groups_of
 from engine.paper.config import PaperConfig
 from engine.paper.step import IterationRunner
@@ -170,6 +171,7 @@ class V1RunnerChoice(RunnerChoice[SessionConfig]):
         """
         if self._bookkeeping:
             return self._bookkeeping_runner(emit)
+        load_libraries()
         from engine.worker.model_runner import ModelRunner
 
         config = self._config
@@ -220,6 +222,7 @@ class PaperRunnerChoice(RunnerChoice[PaperConfig]):
         config = self._config
         if self._bookkeeping:
             return PaperBookkeepingRunner(config, emit)
+        load_libraries()
         from engine.worker.sequence_runner import SequenceRunner
 
         loaded = self._load(config.num_blocks * config.block_size, config.max_model_len)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from engine.libraries import load_libraries
 from engine.session_base import InterpretedLayers, SessionBase
 from scenarios.runner import open_session
 from scenarios.schema import Scenario
@@ -29,7 +30,8 @@ def closeup_at(
 
     The run is made once more up to that step, on the CPU: keep what you get. Raises what `open_session` and `engine.worker.closeup.kernel_closeup` raise.
     """
-    from engine.worker.closeup import kernel_closeup  # loads torch
+    load_libraries()
+    from engine.worker.closeup import kernel_closeup
 
     session = scene if isinstance(scene, SessionBase) else open_session(scene, model=model, backend=backend, interpreted_layers=interpreted_layers)
     return kernel_closeup(session, frame_seq, layer, tile)
@@ -37,6 +39,7 @@ def closeup_at(
 
 def compiled_at(closeup: KernelCloseup) -> list[CompiledKernel]:
     """The kernels of a close-up as compiled for GPUs that need not be there: sizes, registers, spills. Takes seconds the first time; raises nothing."""
+    load_libraries()
     from engine.worker.closeup_compiled import compiled_kernels
 
     return compiled_kernels(closeup)

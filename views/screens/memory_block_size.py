@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import streamlit as st
 
+from engine.libraries import load_libraries
 from engine.paper.quoted import BLOCK_SIZE_NOTES
 from engine.paper.simulation_log import Progress
 from views import state
@@ -77,6 +78,7 @@ def _first_ones(settings: Settings) -> str:
 
 def _measure(backend: str, lengths: tuple[int, ...], tell: Progress) -> list[CostAtBlockSize]:
     """In microseconds. Only now torch is needed, which takes a while to load."""
+    load_libraries()
     from engine.worker.block_size_cost import measure_block_sizes
 
     costs = measure_block_sizes(BLOCK_SIZES, lengths, backend, tell)
