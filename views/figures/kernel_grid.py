@@ -12,7 +12,7 @@ from views.figures.canvas import AMBER, GREY, INK, Canvas, tint
 from views.figures.kernel_style import colour_of, plural, short_name, span
 
 WIDTH = 380
-LABELS = 112
+LABELS = 126
 ABOVE, TOP = 30, 20
 CELL = 34
 SMALLEST_CELL = 20

@@ -92,7 +92,7 @@ STOPS: dict[CauseKind, Stop] = {
     CauseKind.EVICTED_EARLIER: _evicted_earlier,
     CauseKind.ALIGNMENT: _alignment,
     CauseKind.WINDOW_TAIL: _window_tail,
-    CauseKind.NO_STATE: lambda words, facts: "no state is cached",
+    CauseKind.NO_STATE: lambda words, facts: "no state of its beginning is cached",
     CauseKind.CHUNK_START: _chunk_start,
     CauseKind.SHORTENED_BY_GROUP: _shortened_by_group,
     CauseKind.EAGLE_DROP: _eagle_drop,

@@ -53,6 +53,8 @@ class ChainsPanel {
       svg(this.picture, "path", { d: `${path}m-6 -5l6 5l-6 5`, class: node.lost ? "chain-link lost" : "chain-link" });
       this.drawNode(node, left, y(node), height, now);
     }
+    const news = nodes.filter((n) => n.blocks.some((b) => now.includes(b)));
+    if (news.length) this.body.scrollLeft = Math.max(0, x(Math.max(...news.map((n) => n.depth))) + this.width + 10 - sizeOf(this.body).width); // a chain longer than the panel
   }
 
   drawNode(node, x, y, height, now) {

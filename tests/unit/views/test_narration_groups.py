@@ -118,7 +118,7 @@ def test_r4_4_a_lookup_is_explained_group_by_group_with_the_junction() -> None:
         (CauseKind.EVICTED_EARLIER, {"logical_index": 3, "num_tokens": 16, "step": 5, "for_request": "C"}, "logical block 3 was evicted in step 5",
          "in step 5 C needed its physical block: the first 16 tokens"),
         (CauseKind.ALIGNMENT, {"alignment_tokens": 8, "num_cached_tokens": 12}, "only multiples of 8 tokens count", "12 tokens are cached"),
-        (CauseKind.NO_STATE, {"max_hit_tokens": 13}, "no state is cached", "at most 13 tokens"),
+        (CauseKind.NO_STATE, {"max_hit_tokens": 13}, "no state of its beginning is cached", "at most 13 tokens"),
         (CauseKind.CHUNK_START, {"num_tokens": 8}, "8 tokens lie in earlier chunks and need no lookup", "the 8 tokens of earlier chunks count as found"),
         (CauseKind.EAGLE_DROP, {"num_dropped_tokens": 4}, "4 tokens given up for the draft head", "so 4 tokens of the hit are given up"),
         (CauseKind.NOT_USED, {"logical_index": 3}, "cached, but no hit can end behind it", "cached too"),
