@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import streamlit as st
 
 from engine.errors import InvalidInput, PagewalkError
-from engine.models import ModelInfo, list_models, num_layers_of
+from engine.models import ModelInfo, attention_layers_of, list_models
 from engine.runner import parse_layers
 from engine.session_base import NO_MODEL, SessionBase
 from engine.trace.closeup import CompiledKernel, KernelCloseup
@@ -216,9 +216,10 @@ def models() -> list[ModelInfo]:
     return list_models()
 
 
-def num_layers(model: str) -> int:
-    """How many layers a model has, 0 if its files do not say."""
-    return num_layers_of(model) or 0
+def attention_layers(model: str) -> tuple[int, ...]:
+    """The layers of a model that have attention, ascending; none if its files do not say. The others keep a recurrent state, and no kernel of ours runs in
+    them."""
+    return attention_layers_of(model)
 
 
 def not_installed(model: str | None) -> ModelInfo | None:

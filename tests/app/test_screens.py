@@ -144,3 +144,22 @@ def test_a_scene_on_the_stage_leads_to_the_scenes_before_and_after_it(scene: str
     if before:
         assert links["←"].query_string == f"scene={before}"
         assert links["←"].help == titles[before]
+
+
+def test_only_layers_with_attention_are_offered_to_the_interpreter() -> None:
+    """A Mamba layer runs none of the kernels; tiny-hybrid has attention in the layers 0, 2 and 4."""
+    app = open_app(scene="hybrid-state-live")
+    layers = next(box for box in app.selectbox if box.label == "Through Triton's interpreter")
+    assert layers.options == ["layer 0", "layer 2", "layer 4", "all layers (slow)", "no layer"]
+
+
+def test_a_field_keeps_its_name_at_the_beginning_of_a_sentence() -> None:
+    app = open_app(scene="hybrid-state-live", model="tiny")
+    assert app.error[0].value.replace("\\", "").startswith("mamba_cache_mode is align, but tiny has no Mamba layers; ")
+
+
+@pytest.mark.parametrize("address", [{"scene": "a" * 3000}, {"scene": "figure-6", "model": "a" * 3000}, {"screen": "kernels", "scene": "a" * 3000}])
+def test_what_is_much_too_long_is_not_repeated_in_full(address: dict[str, str]) -> None:
+    said = open_app(**address).error[0].value
+    assert "aaa…aaa" in said
+    assert "a" * 61 not in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
@@ -55,9 +57,12 @@ def gallery(page: StreamlitPage, problem: str | None = None) -> None:
 
 
 def sentence(text: str) -> str:
-    """A message of the engine as a sentence: capital letter, full stop, and no accidental formatting."""
-    text = _plain(text.strip())
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    """A message of the engine as a sentence: a capital letter (but for the name of a field), a full stop, no accidental formatting, and no word so long that it
+    can only come from an address."""
+    text = re.sub(r"\S{200,}", lambda word: f"{word[0][:60]}…{word[0][-20:]}", text.strip())
+    is_field = "_" in text.partition(" ")[0]
+    text = _plain(text)
+    return (text[:1] if is_field else text[:1].upper()) + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def _plain(text: str) -> str:

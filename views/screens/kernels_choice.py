@@ -129,4 +129,4 @@ def _either(options: Sequence[object]) -> str:
     numbers = [option for option in options if isinstance(option, int)]
     if len(numbers) == len(options) > 3 and list(range(numbers[0], numbers[0] + len(numbers))) == numbers:
         return f"a number from {numbers[0]} to {numbers[-1]}"
-    return "one of " + ", ".join(map(str, options))
+    return "one of " + ", ".join(map(str, options)) if len(options) > 1 else f"only {options[0]} here"

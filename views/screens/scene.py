@@ -100,10 +100,10 @@ def _backend_chooser(backend: str | None) -> None:
 
 
 def _layers_chooser(model: str, layers: str | None) -> None:
-    """One layer, or all of them, through the Triton kernel in its interpreter, beside the torch reference."""
-    others = {str(n): f"layer {n}" for n in range(1, state.num_layers(model))}
-    texts = {"": "layer 0", **others, "all": "all layers (slow)", "none": "no layer"}
-    current = "" if layers in (None, "0") else layers
+    """One layer with attention, or all of them, through the Triton kernel in its interpreter, beside the torch reference."""
+    first, *others = state.attention_layers(model) or (0,)
+    texts = {"": f"layer {first}", **{str(n): f"layer {n}" for n in others}, "all": "all layers (slow)", "none": "no layer"}
+    current = "" if layers in (None, str(first)) else layers
     if current not in texts:
         texts[current] = f"layers {current}"
     chosen = st.selectbox("Through Triton's interpreter", list(texts), index=list(texts).index(current), format_func=texts.__getitem__)
