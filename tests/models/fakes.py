@@ -36,18 +36,24 @@ def group_for_llama_cpp(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return weight.reshape(num_heads, 2, rows // num_heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(file: Path, state: dict[str, np.ndarray], config: Any, quantized: bool = False) -> None:
-    """A transformers llama's weights as llama.cpp would write them; `quantized` packs the projections as Q4_1."""
-    tokens = [*SPECIAL_TOKENS, *byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES)]
-    writer = GGUFWriter(file, "llama")
+def _writer(file: Path, architecture: str, config: Any) -> GGUFWriter:
+    """A writer that has said what every architecture says of its sizes."""
+    writer = GGUFWriter(file, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    return writer
+
+
+def write_gguf(file: Path, state: dict[str, np.ndarray], config: Any, quantized: bool = False) -> None:
+    """A transformers llama's weights as llama.cpp would write them; `quantized` packs the projections as Q4_1."""
+    tokens = [*SPECIAL_TOKENS, *byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES)]
+    writer = _writer(file, "llama", config)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
@@ -95,18 +101,11 @@ GEMMA_TOKENS = ["<pad>", "<eos>", "<bos>", "<unk>", "\n", *GEMMA_BYTES, *"▁abc
 
 def write_gemma_gguf(file: Path, state: dict[str, np.ndarray], config: Any) -> None:
     """A transformers Gemma 3's weights as llama.cpp would write them: norms larger by 1, projections as they are, here in Q8_0."""
-    writer = GGUFWriter(file, "gemma3")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer = _writer(file, "gemma3", config)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
     writer.add_sliding_window(config.sliding_window)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(GEMMA_TOKENS)
