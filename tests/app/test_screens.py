@@ -102,13 +102,14 @@ def test_a_model_that_is_not_installed_says_how_to_get_it() -> None:
 
 
 def test_a_scene_whose_own_model_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the gallery's card, and when somebody opens it; nothing is pulled."""
+    """On the gallery's card and in its list of models, and when somebody opens it; nothing is pulled."""
     monkeypatch.setenv("PAGEWALK_CACHE", str(tmp_path))
     gemma = next(info for info in list_models() if info.name == "gemma3-270m")
     scene = next(info for info in list_scenes() if info.model == gemma.name)
     app = open_app()
-    (caption,) = [c.value for c in app.caption if gemma.how_to_get in c.value]
-    assert gemma.licence in caption
+    card, listed = [c.value for c in app.caption if gemma.how_to_get in c.value]
+    assert gemma.licence in card
+    assert gemma.licence in listed and gemma.terms_address in listed
     app = open_app(scene=scene.id)
     assert not app.exception
     message = app.error[0].value.replace("\\", "")

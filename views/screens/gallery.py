@@ -7,7 +7,7 @@ import re
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from views.state import not_installed, scenes
+from views.state import models, not_installed, scenes
 
 GROUP_TITLES = {
     "paper": "The paper's figures",
@@ -39,7 +39,7 @@ def gallery(page: StreamlitPage, problem: str | None = None) -> None:
     st.caption("New here? Begin with Figure 6. On the stage, → and ← step, the space bar plays, and a block under the mouse lights up wherever it is drawn.")
     if problem:
         st.error(sentence(problem), icon=":material/error:")
-    known = scenes()
+    known, named = scenes(), {model.name for model in models()}
     for group in dict.fromkeys(info.group for info in known):
         st.subheader(GROUP_TITLES.get(group, group.capitalize()), anchor=False)
         members = [info for info in known if info.group == group]
@@ -48,12 +48,24 @@ def gallery(page: StreamlitPage, problem: str | None = None) -> None:
                 with column, st.container(border=True, height="stretch", key=f"card-{info.id}"):
                     st.page_link(page, label=_plain(info.title), icon="", query_params={"scene": info.id})
                     st.markdown(_plain(info.goal))
-                    st.caption(_plain(info.source))
-                    if missing := not_installed(info.model):
+                    source = _plain(info.source)
+                    missing = not_installed(info.model)
+                    st.caption(source if missing or info.model not in named else f"{source} · model: {info.model}")
+                    if missing:
                         st.caption(f"Runs on {missing.name}, which is not installed: `{missing.how_to_get}` ({_plain(missing.licence)})")
         if group == "paper":
             with st.container(key="memory-link"):
                 st.page_link(page, label="The memory screen: what paging wins on requests of your choice →", icon="", query_params={"screen": "memory"})
+    _models()
+
+
+def _models() -> None:
+    """The models with a name here: what they are, under which licence, and how to get those that are not part of Pagewalk."""
+    st.subheader("Models", anchor=False)
+    for model in models():
+        terms = f", which asks you to accept the [{_plain(model.licence)}]({model.terms_address})" if model.terms_address else f" ({_plain(model.licence)})"
+        how = f". Not installed: `{model.how_to_get}`" if not model.installed else ""
+        st.caption(f"**{model.name}**{terms}: {_plain(model.description)}{how}")
 
 
 def sentence(text: str) -> str:
