@@ -91,6 +91,8 @@ def _ranks(config: Config) -> Iterator[tuple[Path, str]]:
     ranks = config.decode_context_parallel_size
     if config.dcp_rank >= ranks:
         yield ("config", "dcp_rank"), f"there is no rank {config.dcp_rank}; with decode_context_parallel_size {ranks} the ranks are 0 to {ranks - 1}"
+    if ranks > 1 and config.kv_cache_groups and not any(group.type in _ATTENTION for group in config.kv_cache_groups):
+        yield ("config", "decode_context_parallel_size"), "ranks deal out the tokens of attention, and no group has any; leave this out"
     if config.block_size % config.cp_kv_cache_interleave_size:
         size = config.cp_kv_cache_interleave_size
         yield ("config", "cp_kv_cache_interleave_size"), f"this is {size}, but it must divide block_size {config.block_size}, so that a block has whole turns"

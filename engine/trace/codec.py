@@ -102,4 +102,4 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
 def _reason(error: Exception) -> str:
     text = str(error).strip().rstrip(".") or type(error).__name__
-    return text[0].lower() + text[1:]
+    return text if text[:2].isupper() else text[0].lower() + text[1:]  # JSON stays JSON

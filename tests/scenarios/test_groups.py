@@ -185,6 +185,9 @@ on_tiny_hybrid = partial(replaced, ON_TINY_HYBRID)
          "s.yaml:10: config.mamba_cache_mode: “mamba_cache_mode” belongs to vLLM V1; "),
         (on_tiny_hybrid("mamba_cache_mode: align", "retention_interval: 6"),
          "s.yaml:9: config.retention_interval: this is 6, but hits end on multiples of 4 tokens; give 0 or such a multiple"),
+        (edited("    - {type: full, block_size: 8}\n    - {type: sliding_window, sliding_window: 8}",
+                "    - {type: mamba, mamba_cache_mode: all}\n  decode_context_parallel_size: 2"),
+         "s.yaml:11: config.decode_context_parallel_size: ranks deal out the tokens of attention, and no group has any; leave this out"),
         (edited(SWA, "{type: mamba, block_size: 4, mamba_cache_mode: none}"), "s.yaml:11: config.kv_cache_groups[1].mamba_cache_mode: this is none, but with "
          "prefix caching some states must be kept; choose align or all, or turn enable_prefix_caching off"),
     ],

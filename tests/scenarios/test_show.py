@@ -57,3 +57,9 @@ def test_notes_of_a_damaged_header_are_passed_over(trace_file: Path, capsys: pyt
     data["header"]["scenario"]["resolved_notes"] = {"x": 1}
     trace_file.write_text(json.dumps(data), encoding="utf-8")
     assert main(["show", str(trace_file)]) == 0
+
+
+def test_a_file_of_another_kind_is_said_to_be_no_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.md").write_text("# Notes", encoding="utf-8")
+    assert main(["show", str(tmp_path / "notes.md")]) == 2
+    assert capsys.readouterr().err.startswith("notes.md is not a whole trace: JSON is malformed: ")
