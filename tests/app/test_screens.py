@@ -109,7 +109,8 @@ def test_a_scene_whose_own_model_is_not_installed_says_how_to_get_it(tmp_path: P
     app = open_app()
     card, listed = [c.value for c in app.caption if gemma.how_to_get in c.value]
     assert gemma.licence in card
-    assert gemma.licence in listed and gemma.terms_address in listed
+    assert gemma.licence in listed
+    assert gemma.terms_address in listed
     app = open_app(scene=scene.id)
     assert not app.exception
     message = app.error[0].value.replace("\\", "")

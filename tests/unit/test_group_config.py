@@ -101,5 +101,6 @@ def test_impossible_groups(fields: dict[str, object], text: str) -> None:
     ],
 )
 def test_impossible_settings(fields: dict[str, object], text: str) -> None:
+    """Without groups of its own a model's may still come, so a session asks for the sizes when it begins."""
     with pytest.raises(InvalidInput, match=text):
-        SessionConfig(num_blocks=9, block_size=4, **fields)  # type: ignore[arg-type]
+        SessionConfig(num_blocks=9, block_size=4, **fields).block_sizes()  # type: ignore[arg-type]
