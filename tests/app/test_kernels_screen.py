@@ -78,7 +78,7 @@ def test_any_frame_of_the_step_leads_to_its_batch(frames: list[Frame], mixed: Fr
     assert isinstance(event, AttentionComputed)
     said = shown(open_kernels(scene=SCENE, step=str(first.seq)))
     for request_id, queries, keys in zip(event.request_ids, event.query_lens, event.seq_lens, strict=True):
-        assert f"**{request_id}** {queries} quer{'y' if queries == 1 else 'ies'} on {keys} keys" in said
+        assert f"**{request_id}**: {queries} quer{'y' if queries == 1 else 'ies'} on {keys} keys" in said
 
 
 def test_without_a_step_the_first_one_that_is_computed_is_shown(frames: list[Frame]) -> None:
@@ -210,8 +210,8 @@ def test_where_no_kernel_runs_a_sentence_says_so_and_links_lead_on(address: dict
 
 def test_a_layer_without_attention_is_named_and_one_click_leads_to_one_that_has_it() -> None:
     app = open_kernels(scene="hybrid-state-live", layer="1")
-    assert len(app.error) == 1
-    assert "recurrent state" in app.error[0].value
+    assert not app.error
+    assert "Layer 1 keeps one state for each request and has no attention" in app.info[0].value
     app.button(key="kernels-any-layer").click().run()
     assert not app.exception
     assert not app.error
