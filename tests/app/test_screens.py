@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import streamlit as st
 import torch
 from streamlit.testing.v1 import AppTest
 
@@ -104,6 +105,7 @@ def test_a_model_that_is_not_installed_says_how_to_get_it() -> None:
 def test_a_scene_whose_own_model_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the gallery's card and in its list of models, and when somebody opens it; nothing is pulled."""
     monkeypatch.setenv("PAGEWALK_CACHE", str(tmp_path))
+    st.cache_resource.clear()  # where the model is installed, another test has opened the scene
     gemma = next(info for info in list_models() if info.name == "gemma3-270m")
     scene = next(info for info in list_scenes() if info.model == gemma.name)
     app = open_app()
