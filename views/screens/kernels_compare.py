@@ -53,7 +53,10 @@ def _tolerance(view: View) -> None:
     checked = ""
     if view.agrees_within is not None:
         layers = ", ".join(map(str, view.compared_layers))
-        checked = f" While this run was recorded, layer{'s' if len(view.compared_layers) > 1 else ''} {layers} agreed within {view.agrees_within:g}."
+        checked = (
+            f" While this run was recorded, with the tiles that it had then, layer{'s' if len(view.compared_layers) > 1 else ''} {layers} agreed within "
+            f"{view.agrees_within:g}; other tiles, other last digits."
+        )
     st.caption(
         "Both compute in float32, but add in another order: the reference takes all keys at once, the kernel tile by tile. Each number has some seven "
         "digits, so a difference of 1e-7 for a number near 1 is the last one. The tests allow 2e-6, and one part in 100,000 of the value, "
