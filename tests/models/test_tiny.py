@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from engine.models import load_model, load_tokenizer
 from engine.models.catalog import EMBEDDED
 from engine.models.tiny_tokenizer import read_passages
 from engine.models.train_tiny import RECIPES, train
+from tests.worker.harness import untouched_copy
 
 pytestmark = pytest.mark.parametrize("name", ["tiny", "tiny-swa", "tiny-hybrid"])
 PASSAGES = {title: load_tokenizer("tiny").encode(text) for title, text in read_passages().items()}
@@ -22,9 +22,7 @@ PASSAGES = {title: load_tokenizer("tiny").encode(text) for title, text in read_p
 @cache
 def own_copy(name: str) -> PreTrainedModel:
     """The model by itself: the shared one reads a paged cache as soon as an engine of this process has used it."""
-    model = copy.deepcopy(load_model(name).model)
-    model.set_attn_implementation("sdpa")
-    return model
+    return untouched_copy(load_model(name).model)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from functools import cache
 from typing import Any
@@ -13,15 +12,15 @@ from transformers import DynamicCache, PreTrainedModel
 
 from engine.models import load_model
 from engine.models.tiny_tokenizer import read_passages
+from tests.worker.harness import untouched_copy
 
 NUM_READ = 24
 
 
 @cache
 def own_copy() -> PreTrainedModel:
-    model = copy.deepcopy(load_model("tiny-hybrid").model)
-    model.set_attn_implementation("sdpa")
-    return model
+    """The model by itself, whatever an engine of this process has made of the shared one."""
+    return untouched_copy(load_model("tiny-hybrid").model)
 
 
 @cache
