@@ -214,6 +214,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    logging.get_logger("ContinuousBatchingLogger").setLevel("CRITICAL")  # it asks for a package that only measures memory
     print(f"{NUM_PROMPT_TOKENS} prompt tokens and {NUM_NEW_TOKENS} new ones per request; tokens/s of CPU time (on the clock)")
     print(f"{'model':<28}{'batch':>6}{'transformers':>18}{'engine':>18}{'ratio':>7}{'as recorded':>18}{'ratio':>7}   tokens")
     extra = []
