@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -81,4 +82,7 @@ def _weights_in_ci(request: pytest.FixtureRequest) -> None:
         return
     command = [sys.executable, "-m", "engine.models", "pull", model, "--accept-licence"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    while "Another pull is writing" in result.stderr:  # another test process was first
+        time.sleep(2)
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
