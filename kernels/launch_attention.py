@@ -24,6 +24,18 @@ INTERPRETED_ELEMENTS = 1 << 20
 INTERPRETED_BLOCK_Q = 64
 
 
+class BatchSizes(NamedTuple):
+    """What decides about a launch besides the lengths. `group`: query heads per KV head; `itemsize`: bytes of a number; `max_keys`: upper bound of the keys
+    that a query may see (0 where nobody asks)."""
+
+    num_tokens: int
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    itemsize: int
+    max_keys: int
+
+
 class Plan(NamedTuple):
     """The launch of paged_attention that fits a batch; the constants are the kernel's. `programs`: along the first axis of the grid, `splits` along the second;
     `arrays`: of `query_blocks`."""
@@ -64,10 +76,9 @@ def launch_attention(
     max_keys = block_table.shape[1] * block_size if derived.max_seq_len is None else derived.max_seq_len
     if sliding_window is not None:
         max_keys = min(max_keys, sliding_window)
-    plan = derived.once(
-        ("triton plan", launcher.wide, launcher.gpu_tiles, num_tokens, num_kv_heads, group, head_dim, itemsize, 0 if launcher.wide else max_keys),
-        lambda: make_plan(launcher, query_start_loc, seq_lens, num_tokens, num_kv_heads, group, head_dim, itemsize, max_keys),
-    )
+    # Wide lanes are cut by the lengths themselves, whatever bound a layer's window sets.
+    sizes = BatchSizes(num_tokens, num_kv_heads, group, head_dim, itemsize, 0 if launcher.wide else max_keys)
+    plan = derived.once(("triton plan", launcher.wide, launcher.gpu_tiles, sizes), lambda: make_plan(launcher, query_start_loc, seq_lens, sizes))
     if plan.programs == 0:
         return
     # The interpreter's cast to bfloat16 loses the carry when a mantissa rounds up, so it writes float32 and torch casts.
@@ -146,20 +157,11 @@ def launch_attention(
         out.copy_(target)
 
 
-def make_plan(
-    launcher: Launcher,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    num_tokens: int,
-    num_kv_heads: int,
-    group: int,
-    head_dim: int,
-    itemsize: int,
-    max_keys: int,
-) -> Plan:
-    """How the batch is cut into lanes, and how wide their tiles are. Never waits for a GPU. `max_keys`: upper bound of the keys that a query may see."""
+def make_plan(launcher: Launcher, query_start_loc: Tensor, seq_lens: Tensor, sizes: BatchSizes) -> Plan:
+    """How the batch is cut into lanes, and how wide their tiles are. Never waits for a GPU."""
     if not launcher.wide:
-        return _device_plan(launcher, query_start_loc, seq_lens, num_tokens, num_kv_heads, group, head_dim, itemsize, max_keys)
+        return _device_plan(launcher, query_start_loc, seq_lens, sizes)
+    num_tokens, num_kv_heads, group, head_dim, _, _ = sizes
     head_padded = next_power_of_2(head_dim)
     longest_query, longest = int(query_start_loc.diff().max()), int(seq_lens.max())
     block_m = next_power_of_2(group * max(1, min(longest_query, INTERPRETED_BLOCK_Q)))
@@ -179,18 +181,9 @@ def make_plan(
     return Plan(programs, 1, lanes, block_q, block_m, tile, tile >= longest, head_padded, None, arrays)
 
 
-def _device_plan(
-    launcher: Launcher,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    num_tokens: int,
-    num_kv_heads: int,
-    group: int,
-    head_dim: int,
-    itemsize: int,
-    max_keys: int,
-) -> Plan:
+def _device_plan(launcher: Launcher, query_start_loc: Tensor, seq_lens: Tensor, sizes: BatchSizes) -> Plan:
     """One lane per program, with the tiles of `kernels.configurations`."""
+    num_tokens, num_kv_heads, group, head_dim, itemsize, max_keys = sizes
     decode = num_tokens <= query_start_loc.shape[0] - 1
     tiles = attention_tiles(itemsize, head_dim, group, decode, hip=torch.version.hip is not None)
     wish = launcher.gpu_tiles
